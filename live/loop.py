@@ -64,13 +64,13 @@ class Loop:
         """The checks for a wish to stop, and when the next of each is due, by ``time.monotonic``."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
-        self.control = Control(options, policy, self.messages.log_once, clock)
         self._change: Change | None = None
         self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
         self._off_reason = ""
         self.hooks = Hooks(self.fail)
         self.log = Log(HostStamps(clock))
         self.log.overflow, self.log.on_watch = self.catch_up, self.hooks.watch
+        self.control = self._new_control()
         self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
         """Holds back transfers for rule ``defer``."""
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
@@ -105,8 +105,21 @@ class Loop:
                 source.install()
         except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)
+
+    def _new_control(self, begins_at: int = 0) -> Control:
+        control = Control(
+            self.options,
+            self.policy,
+            self.messages.log_once,
+            self._clock,
+            self.log.stamps,
+            device=self.device,
+            place=(self.rank, self.world_size),
+            begins_at=begins_at,
+        )
         if self.policy.fault and self.options.mode != "probe":  # probes need no policy
-            self.control.downgrade(self.policy.fault)
+            control.downgrade(self.policy.fault)
+        return control
 
     def detach(self, reason: str) -> None:
         """Detach from the job, at any moment: no more measurements and delays; earlier measurements stay."""
@@ -162,11 +175,8 @@ class Loop:
         self._read()
         self.control.finish()
         self.policy, self.options = policy, replace(self.options, mode=mode)
-        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
-        self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
-        if policy.fault:
-            self.control.downgrade(policy.fault)
+        self.control = self._new_control(begins_at)
         if begins_at > from_iteration > 0:
             self.control.downgrade(f"iteration {from_iteration} of the change to mode {mode} was over already")
         self._takes_here = self.control.decides or self.log.on_device
@@ -302,7 +312,7 @@ class Loop:
                 self._takes_here = True  # events are read where a capture of a graph cannot be disturbed
         self.steps.alone = self.world_size == 1
         self.messages.rank = self.rank
-        self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
+        self.control = self._new_control()  # a trainer may set the job's environment after the agent came
         self._optimizer.tick = self._tick if self._takes_here else self.log.tick
         self.on_begin()
 

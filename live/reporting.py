@@ -20,16 +20,18 @@ from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import tried
-from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, write_findings
+from paceenv.live.record.findings import ALONE
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
-from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
+from paceenv.live.record.run_folder import status_period_s, write_status
 from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, Peers, poll_s
 
-PAGE_S, KILL_FILE_S = 600.0, 0.5
-"""Seconds between two writes of the page, and two checks of the kill file."""
+PAGE_S, PAGE_S_PER_RANK = 60.0, 0.6
+"""Seconds between two comparisons of the ranks, which make the page: ten minutes at 1,000 ranks."""
+KILL_FILE_S = 0.5
+"""Seconds between two checks of the kill file."""
 ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
 """Seconds between two visits to the accounts, and two looks at the wake-up descriptor."""
 MAX_GROUPS = 64
@@ -50,7 +52,7 @@ class Output:
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
-        self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
+        self._verdicts: dict[str, Any] = {}  # on rank 0 of all ranks, for the metrics
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
@@ -159,8 +161,8 @@ class Output:
         if options.out is not None:
             self._record(options.out)
             if loop.rank == 0:
-                keep.add("the summary", PAGE_S, partial(self._write_page, options.out))
-            keep.add("the findings", findings_period_s(loop.world_size), partial(self._exchange_findings, options.out))
+                period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
+                keep.add("the summary", period_s, partial(self._write_page, options.out))
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
@@ -237,7 +239,7 @@ class Output:
         # without a launcher's word the script has started its ranks by itself, on one machine
         port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or self._loop.rank)
         host = self._options.metrics_host
-        self._metrics = MetricsServer(self.judged, port, host=host)
+        self._metrics = MetricsServer(self.measured, port, host=host)
         background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)
 
     def _write_status(self, out: Path, final: bool) -> None:
@@ -248,21 +250,15 @@ class Output:
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.identity.attempt:
             return
-        page = write_summary(out, self.snapshot() | {"final": final}, self._patience_s if final else 0.0)
-        self._page = page if final else ""
+        own = self.snapshot() | {"final": final}
+        page, findings = write_summary(out, own, self._patience_s if final else 0.0)
+        self._page, self._verdicts = page if final else "", findings["verdicts"]
 
-    def judged(self) -> Snapshot:
-        """The snapshot with the verdict of the last findings, for metrics; reads no file."""
-        return self.snapshot() | {"arrival": self._verdict}
-
-    def _exchange_findings(self, out: Path, final: bool) -> None:
-        """Rank 0 writes the findings from the status of all ranks; the others read that one file."""
-        loop = self._loop
-        folder = out / loop.identity.attempt
-        if loop.rank == 0:
-            own = self.snapshot()
-            write_findings(folder, find([own, *of_the_others(out, own)]))
-        self._verdict = read_verdict(folder, loop.rank) or ALONE
+    def measured(self) -> list[Snapshot]:
+        """What the metrics serve: the snapshot, and on rank 0 how each rank arrives; reads no file."""
+        own = self.snapshot() | {"arrival": None}
+        judged = [{"job": own["job"], "rank": int(rank), "arrival": one} for rank, one in self._verdicts.items()]
+        return [own, *judged]
 
     def _check_kill_file(self, final: bool) -> None:
         file = self._options.kill_file

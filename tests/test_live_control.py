@@ -45,8 +45,9 @@ class Job:
     ):
         self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
         found = policy if isinstance(policy, NamedPolicy) else find_policy(policy)
-        self.control = Control(make_options({"mode": mode} | options), found, self.said.append, lambda: self.now_s)
-        self.control.begin(HostStamps(lambda: self.now_s), "cpu", self.rank, self.ranks)
+        chosen, stamps = make_options({"mode": mode} | options), HostStamps(lambda: self.now_s)
+        place = self.rank, self.ranks
+        self.control = Control(chosen, found, self.said.append, lambda: self.now_s, stamps, place=place)
         actuator: Any = self.control._actuator
         actuator._sleeper = self
         shaped = Shaped({0: self.place})
@@ -63,7 +64,7 @@ class Job:
         for i in range(len(self.delays_s), len(self.delays_s) + iterations, self.ticks):
             acting = self.control.acting(i)
             delay = None if acting is None else self.control.apply_delay(i, acting)
-            delay_s = self.control.settle(delay)
+            delay_s = 0.0 if delay is None else self.control.settle(delay)
             self.delays_s.append(delay_s)
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
             step_s = self._step_s(delay_s)

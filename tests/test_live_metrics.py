@@ -17,7 +17,7 @@ from paceenv.live.record.snapshot import QUANTITIES, Snapshot
 METRICS = {f"paceenv_live_{q.name}{'_total' * q.counter}" for q in QUANTITIES}
 METRICS |= {f"paceenv_live_{name}" for name, *_ in CHOICES}
 Samples = dict[str, dict[tuple[str, ...], float]]
-Serve = Callable[[Callable[[], Snapshot]], MetricsServer]
+Serve = Callable[[Callable[[], list[Snapshot]]], MetricsServer]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def serve() -> Iterator[Serve]:
     """Starts endpoints on free ports, and closes them."""
     servers: list[MetricsServer] = []
 
-    def start(source: Callable[[], Snapshot]) -> MetricsServer:
+    def start(source: Callable[[], list[Snapshot]]) -> MetricsServer:
         server = MetricsServer(source, 0)
         server.start()
         servers.append(server)
@@ -49,7 +49,7 @@ def scrape(server: MetricsServer) -> Samples:
 
 
 def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
-    samples = scrape(serve(lambda: snapshot(2, attempt="20261123T053000-3f2a91")))
+    samples = scrape(serve(lambda: [snapshot(2, attempt="20261123T053000-3f2a91")]))
     assert set(samples) == METRICS
     assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
@@ -61,7 +61,7 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
 def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
     step: dict[str, object] = {"mean_s": float("nan"), "cv": True}
     unknown = snapshot(2, canary=None, wait={"mean_s": None}, step=step, pacing="?")
-    samples = scrape(serve(lambda: unknown))
+    samples = scrape(serve(lambda: [unknown]))
     gone = METRICS - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
     assert all(
@@ -70,7 +70,7 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
 
 
 def test_it_listens_on_the_loopback_only(serve: Serve) -> None:
-    server = serve(lambda: {})
+    server = serve(lambda: [])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert [entry[1] for entry in listening if entry[1].endswith(f":{server.port:04X}") and entry[3] == "0A"] == [
         f"0100007F:{server.port:04X}"
@@ -81,7 +81,7 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
     """A worker of a data loader may outlive its rank; the restarted rank wants the port."""
     code = (
         "import os, time; from paceenv.live.record.prometheus import MetricsServer\n"
-        "server = MetricsServer(lambda: {}, 0)\n"
+        "server = MetricsServer(lambda: [], 0)\n"
         "server.start(); port = server.port\n"
         "read, write = os.pipe()\n"
         "child = os.fork()\n"
@@ -89,7 +89,7 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
         "    server.close(); os.write(write, b'.'); time.sleep(60); os._exit(0)\n"
         "os.read(read, 1)\n"
         "server.close()\n"
-        "again = MetricsServer(lambda: {}, port)\n"
+        "again = MetricsServer(lambda: [], port)\n"
         "again.start(); print(again.port == port); again.close()\n"
         "os.kill(child, 9); os.waitpid(child, 0)\n"
     )

@@ -33,6 +33,7 @@ def skewed_job(out: str) -> dict[str, Any]:
 
     agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0)
     loop, decided, views = agent._loop, [], []
+    agent.tick()  # the first one: now the rank is known, and how it decides
 
     observe = loop.control.observe
 

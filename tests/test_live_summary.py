@@ -50,7 +50,7 @@ def test_a_page_stays_a_page_with_many_ranks() -> None:
 def test_the_page_is_written_with_what_the_others_wrote(tmp_path: Path) -> None:
     for rank in range(1, 4):
         write_status(tmp_path, snapshot(rank))
-    page = write_summary(tmp_path, snapshot(0))
+    page, _ = write_summary(tmp_path, snapshot(0))
     assert "this page is from 4 of them on 2 hosts" in " ".join(page.split())
     assert (tmp_path / SUMMARY).read_text() == page
     assert (tmp_path / str(snapshot(0)["attempt"]) / SUMMARY).read_text() == page

@@ -63,10 +63,24 @@ class Barriers:
 
 
 class Control:
-    """Decides and delays, as far as the mode allows."""
+    """Decides and delays, as far as the mode allows.
+
+    Args:
+        place: the rank, and how many there are.
+        begins_at: the first iteration of this mode.
+    """
 
     def __init__(
-        self, options: Options, policy: NamedPolicy, log_once: Callable[..., None], clock: Clock, *, begins_at: int = 0
+        self,
+        options: Options,
+        policy: NamedPolicy,
+        log_once: Callable[..., None],
+        clock: Clock,
+        stamps: Stamps,
+        *,
+        device: str = "cpu",
+        place: tuple[int, int] = (0, 1),
+        begins_at: int = 0,
     ) -> None:
         self.begins_at = self.iteration = begins_at
         """``iteration`` is the last one that was taken in while this rank decided."""
@@ -74,12 +88,20 @@ class Control:
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
         self._options, self._log_once, self._clock = options, log_once, clock
-        self._policies, self._place = policy.candidates or (policy,), (0, 1)
-        self._choose()
+        self._policies, self._place = policy.candidates or (policy,), place
+        self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
+        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
+        self.chosen = _make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until)
+        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
+        self._in_force = self.chosen if self.decides else Mode()
+        self._actuator = (
+            HostActuator(stamps, cap_s=options.cap_s, clock=clock)
+            if device == "cpu"
+            else DeviceActuator(stamps, cap_s=options.cap_s, device=device)
+        )
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
         self._shape: Shape | None = None
-        self._actuator: HostActuator | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._asked = self._holds = 0
@@ -93,22 +115,6 @@ class Control:
     def decides(self) -> bool:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
         return self.mode not in ("off", "observe")
-
-    def _choose(self) -> None:
-        self.seed = self._options.seed if self._options.seed is not None else shared_seed(os.environ)
-        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
-        self.chosen = _make_mode(self._options, self._policies, seed=self.seed, begin=self.quiet_until)
-        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
-        self._in_force = self.chosen if self.decides else Mode()
-
-    def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
-        """Make the actuator, now that the rank and its timeline are known."""
-        cap_s, self._place = self._options.cap_s, (rank, ranks)
-        self._choose()  # a trainer that starts its ranks by itself sets the job's environment after the agent came
-        if device != "cpu":
-            self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
-        else:
-            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock)
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""
@@ -180,8 +186,6 @@ class Control:
         if not asked_s > 0.0:
             return None
         self._asked += 1
-        if self._actuator is None:
-            return None
         slack_s, now_s = None, self._clock()
         if mode.follows and pacer.within_slack(acting):  # a probe may cost time
             slack_s = max(self._slack, default=0.0)
@@ -210,13 +214,13 @@ class Control:
         self._holds += allowed_s > 0.0
         return 0.0 if isinstance(self._in_force, Shadow) else allowed_s
 
-    def settle(self, delay: Delay | None) -> float:
+    def settle(self, delay: Delay) -> float:
         """The effective length of a delay that can be read now, seconds."""
-        effective_s = self._actuator.settle(delay) if delay is not None and self._actuator is not None else 0.0
+        effective_s = self._actuator.settle(delay)
         if not effective_s:
             return 0.0
         self._taken.add(effective_s)
-        if delay is not None and delay.cycles and effective_s > delay.slept_s:  # the device's clock was slower
+        if delay.cycles and effective_s > delay.slept_s:  # the device's clock was slower
             self.guard.taken(effective_s - delay.slept_s, self._clock())
         return effective_s
 

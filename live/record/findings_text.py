@@ -13,9 +13,9 @@ from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.observe.locality import is_gone
-from paceenv.live.record.rank_sets import Job, RankSet
+from paceenv.live.record.rank_sets import RankSet
 from paceenv.live.record.run_folder import is_silent
-from paceenv.live.record.side_by_side import Wait
+from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
 RESTART = (
@@ -33,7 +33,7 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
         key=lambda row: -row[0],
     )
     broke_off = RESTART in ended
-    lines = [*(ended if broke_off else []), *(_late_line(job, rank_set, team) for _, team, rank_set in late[:LISTED])]
+    lines = [*(ended if broke_off else []), *(_late_line(rank_set, team) for _, team, rank_set in late[:LISTED])]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
@@ -41,8 +41,8 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     named = [rank for rank_set in sets for rank in job.names(rank_set.named)]
     lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
     for rank_set in sets:
-        lines += _refused(job, rank_set)[:LISTED]
-        lines += _past_and_lost(job, rank_set)
+        lines += _refused(rank_set)[:LISTED]
+        lines += _past_and_lost(rank_set)
     if broke_off:  # then nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
     lines += _counted(verdicts, late=bool(late), uneven=any(rank_set.lost_s for rank_set in sets))
@@ -92,17 +92,17 @@ def _teams(rank_set: RankSet) -> list[list[int]]:
     return [[rank_set.compared[late.rank] for late in team] for team in teams(rows, 0)]
 
 
-def _late_line(job: Job, rank_set: RankSet, team: list[int]) -> str:
-    late = rank_set.late[team[0]]
+def _late_line(rank_set: RankSet, team: list[int]) -> str:
+    job, late = rank_set.job, rank_set.late[team[0]]
     hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
     on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
     head = late_line(job.names(team), late, job.span(late)[0], on)
-    clauses = _clauses(job, rank_set, team)
+    clauses = _clauses(rank_set, team)
     missing = "; ranks without a snapshot may be later" if job.missing else ""
     return head + (f": {', '.join(clauses)}" if clauses else "") + missing
 
 
-def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
+def _clauses(rank_set: RankSet, team: list[int]) -> list[str]:
     """Who waits for the late ranks ``team``, each rank where it waits for longest: one clause for each operation."""
     floor_s = 0.5 * min(rank_set.late[place].late_s for place in rank_set.named)  # a shorter wait is not told
     longest: dict[int, tuple[float, Wait]] = {}
@@ -117,7 +117,7 @@ def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
             waiting.setdefault(id(wait), (wait, []))[1].append(place)
     rows = sorted(waiting.values(), key=lambda row: (len(row[0].places), row[0].op, row[1][0]))
     clauses = [
-        f"{name_ranks(job.names(places))} {'waits' if len(places) == 1 else 'wait'} for "
+        f"{name_ranks(rank_set.job.names(places))} {'waits' if len(places) == 1 else 'wait'} for "
         f"{'it' if len(team) == 1 else 'them'} in {wait.op} of {name_ranks(wait.group.ranks)}"
         for wait, places in rows[:LISTED]
     ]
@@ -127,7 +127,7 @@ def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
     return clauses
 
 
-def _refused(job: Job, rank_set: RankSet) -> list[str]:
+def _refused(rank_set: RankSet) -> list[str]:
     """Longer work that is not called late, and why; ranks with the same reason in one line."""
     reasons: dict[str, list[int]] = {}
     for place in rank_set.late:
@@ -136,26 +136,26 @@ def _refused(job: Job, rank_set: RankSet) -> list[str]:
     lines = []
     for why, places in reasons.items():
         longest_s = max(rank_set.late[place].late_s for place in places)
-        which = name_ranks(job.names(places))
+        which = name_ranks(rank_set.job.names(places))
         work = "its own work takes" if len(places) == 1 else "their own work takes"
         single = "" if len(places) == 1 else "up to "
         lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others, but {why}")
     return lines
 
 
-def _past_and_lost(job: Job, rank_set: RankSet) -> list[str]:
+def _past_and_lost(rank_set: RankSet) -> list[str]:
     """Lateness that is over, and time that is lost although nobody is late on average."""
     lines = []
     if rank_set.lost_s:
         waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
-            f"each of {name_ranks(job.names(rank_set.compared))} {waits}, "
+            f"each of {name_ranks(rank_set.job.names(rank_set.compared))} {waits}, "
             "and none is surely the last on average: variation of the ranks' work or of the network, so far"
         )
     for place in sorted(rank_set.late):
         late = rank_set.late[place]
         if late.spans[-1].last is not None:
-            lines.append(past_line([job.ranks[place]], late, *job.span(late, 0)))
+            lines.append(past_line([rank_set.job.ranks[place]], late, *rank_set.job.span(late, 0)))
     if len(lines) > LISTED:
         lines = [*lines[: LISTED - 1], f"{len(lines) - LISTED + 1} more ranks were late for a while"]
     return lines

@@ -72,12 +72,8 @@ def write_merged(folder: RunFolder, path: str | Path) -> int:
     metadata = TraceMetadata({**lowest["job"], **({"agent": says} if says else {})}, entries, lowest["source"])
     with TraceWriter(path, metadata) as writer:
         for rank, shift in shifts.items():  # time 0 is the first start of any rank
-            after = -1
-            for _, _, segment in _read(folder, ranks[rank].paths):
-                if segment.iterations_T["iteration"][0] <= after:
-                    continue
+            for _, segment in _read(folder, ranks[rank].paths):
                 columns = segment_rows(segment)
-                after = int(segment.iterations_T["iteration"][-1])
                 add_s_R = np.interp(columns["iteration"], *shift) - origin_s
                 columns["start_s"], columns["end_s"] = columns["start_s"] + add_s_R, columns["end_s"] + add_s_R
                 writer.append({"job": str(lowest["job"]["name"]), "rank": rank} | columns)
@@ -135,35 +131,32 @@ def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
     """The ranks of an attempt whose files hold any iteration."""
     ranks = {}
     for rank, paths in folder.segments(attempt).items():
-        read = []
-        for path, header, segment in _read(folder, paths):
-            first = int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])
-            read.append((path, header, first, _ends(segment)))
-        newest_s = max((header["began_unix_s"] for _, header, *_ in read), default=0.0)
-        for path, header, *_ in read:  # an agent that was attached again counts from 0 again
-            if header["began_unix_s"] < newest_s:
-                folder.note(f"{path}: passed over: of an agent that was attached before another")
-        if read := [row for row in read if row[1]["began_unix_s"] == newest_s]:
-            _, header, first, _ = read[0]
-            iteration_T, end_s_T = (np.concatenate([ends[k] for *_, ends in read]) for k in range(2))
-            header = {**header, "rank": {**header["rank"], "rank": rank}}
-            ranks[rank] = _Rank(header, [path for path, *_ in read], first, (iteration_T, end_s_T))
+        of_files, header, first = [], dict[str, Any](), (0, 0.0)
+        for head, segment in _read(folder, paths):
+            if not of_files:
+                header = {**head, "rank": {**head["rank"], "rank": rank}}
+                first = int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])
+            of_files.append(_ends(segment))
+        if of_files:
+            iteration_T, end_s_T = (np.concatenate([ends[k] for ends in of_files]) for k in range(2))
+            ranks[rank] = _Rank(header, paths, first, (iteration_T, end_s_T))
     return ranks
 
 
-def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Path, Mapping[str, Any], Batch]]:
-    """The files of a rank, with header and content, as far as they hold any iteration."""
+def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Mapping[str, Any], Batch]]:
+    """Header and content of a rank's files, as far as they hold iterations that go on from the file before."""
+    last = -1
     for path in paths:
         try:
             header, segment, note = read_segment(path)
-            _check(header, path)
         except InputError as error:
             folder.note(f"passed over: {error}")
             continue
         if note:
             folder.note(note)
-        if len(segment.iterations_T):
-            yield path, header, segment
+        if len(segment.iterations_T) and int(segment.iterations_T["iteration"][0]) > last:
+            last = int(segment.iterations_T["iteration"][-1])
+            yield header, segment
 
 
 def _ends(segment: Batch) -> Series:
@@ -213,11 +206,3 @@ def _shift_between(own: Series, reference: Series) -> Series | None:
     half = min(NEIGHBOURS // 2, (len(single_s_T) - 1) // 2)
     padded = np.pad(single_s_T, half, mode="edge")
     return iteration_T, np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
-
-
-def _check(header: Mapping[str, Any], path: Path) -> None:
-    """Raises InputError if an entry that a merge needs is missing or of a wrong type."""
-    job, entry, began_s = (header.get(name) for name in ("job", "rank", "began_unix_s"))
-    is_job = isinstance(job, dict) and isinstance(job.get("name"), str) and isinstance(header.get("source"), str)
-    if not (is_job and isinstance(entry, dict) and isinstance(began_s, float)):
-        raise InputError(f"{path}: its header does not say which job and rank it is of")

@@ -1,5 +1,6 @@
 """The Prometheus endpoint of a rank: its last snapshot as metrics over HTTP, by default on the loopback.
 
+That of rank 0 says of all ranks who is late.
 Metrics are made on request, on a thread of the server; nothing is added to an iteration. The server has its own
 registry, separate from the job's own Prometheus metrics. A port in use is reported once, and the job goes on without.
 Names and units are in :data:`paceenv.live.record.snapshot.QUANTITIES` and :data:`CHOICES`.
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -35,40 +36,42 @@ CHOICES: Final = (
 
 
 class SnapshotCollector(Collector):
-    """Turns a snapshot into metrics; unknown numbers have no sample."""
+    """Turns snapshots into metrics; unknown numbers have no sample."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]]) -> None:
+        self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
-            snapshot = self._snapshot()
-            whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
+            rows = [([text(one, "job"), str(entry(one, "rank"))], one) for one in self._snapshots()]
+            families: list[Metric] = []
             for quantity in QUANTITIES:
-                value = number(snapshot, *quantity.path)
-                if value is not None:
-                    kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
-                    family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
-                    family.add_metric(whose, value)
-                    yield family
+                kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
+                family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
+                for whose, one in rows:
+                    if (value := number(one, *quantity.path)) is not None:
+                        family.add_metric(whose, value)
+                families.append(family)
             for name, meaning, path, words in CHOICES:
-                if word := text(snapshot, *path):
-                    states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
-                    states.add_metric(whose, {possible: possible == word for possible in words})
-                    yield states
+                states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
+                for whose, one in rows:
+                    if word := text(one, *path):
+                        states.add_metric(whose, {possible: possible == word for possible in words})
+                families.append(states)
+            yield from (family for family in families if family.samples)
 
 
 class MetricsServer:
-    """Serves the metrics of a snapshot over HTTP until :meth:`close`, through the library's own server.
+    """Serves the metrics of snapshots over HTTP until :meth:`close`, through the library's own server.
 
     ``start`` may take as long as the system's resolver and belongs on a background thread.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], port: int, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], port: int, *, host: str = "127.0.0.1") -> None:
         self._asked, self._process = (host, port), os.getpid()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(SnapshotCollector(snapshot))
+        self._registry.register(SnapshotCollector(snapshots))
         self._server: Any = None
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +23,8 @@ from paceenv.core.lateness.watch import (
 )
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.observe.batch import POINT_TO_POINT
-from paceenv.live.record.side_by_side import (
-    FLOOR_S,
-    Blocks,
-    Times,
-    Traffic,
-    Wait,
-    find_grid,
-    measure_wait,
-    medians,
-    read_traffic,
-    side_by_side,
-)
-from paceenv.live.record.snapshot import Snapshot, number
+from paceenv.live.record.side_by_side import FLOOR_S, Job, Times, Wait, measure_wait, medians
+from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, number
 
 CONFIRMED_SHARE = 0.5
 """A rank is named only if the members of its groups wait for at least this share of its longer work."""
@@ -50,227 +39,204 @@ ALIKE_STAGES = 0.2
 """Single pipeline stages are compared where the others differ by at most this share of the lateness."""
 RARE = 0.25
 """Unseen collectives in fewer blocks than this share cannot move a median over the blocks."""
+TOO_NOISY_SHARE = 0.25
+"""Where this share of the step would still count as noise, early and late cannot be identified."""
 
 
-@dataclass
+def verdict_of(verdict: str, *, early_s: float = 0.0, late_s: float = 0.0) -> dict[str, Any]:
+    """The field ``arrival`` of a snapshot: a verdict (of ``snapshot.ARRIVALS``), seconds."""
+    return {"verdict": verdict, "early_s": early_s, "late_s": late_s}
+
+
+def unknown(why: str) -> dict[str, Any]:
+    """The field ``arrival`` of a snapshot where early and late cannot be told, and why."""
+    return {"verdict": UNKNOWN, "evidence": why}
+
+
 class RankSet:
-    """The findings about ranks that groups connect. Places are indices into the snapshots, times seconds per step."""
+    """What can be said about ranks that groups connect. Places are indices into the snapshots, times seconds per step.
 
-    places: list[int]
-    compared: list[int] = field(default_factory=list)
-    step_s: float = 0.0
-    sides: str = ""
-    """Which ranks were compared over how many iterations, in words."""
-    stages: dict[int, int] = field(default_factory=dict)
-    """Each rank's stage of a pipeline; empty without one."""
-    late: dict[int, LateRank] = field(default_factory=dict)
-    """By place; spans are numbers of blocks."""
-    named: list[int] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Ranks whose work takes longer, but who are not named, and why."""
-    margin_s: dict[int, float] = field(default_factory=dict)
-    """The least lateness that would have been named."""
-    own_s: dict[int, float] = field(default_factory=dict)
-    """Own time over the blocks in which the latest rank is late."""
-    waits: list[Wait] = field(default_factory=list)
-    lost_s: float = 0.0
-    """What each rank waits at least, where nobody is late and time is lost."""
-    reasons: list[str] = field(default_factory=list)
-    """Why nobody in it can be called on time."""
+    Attributes:
+        late: ranks whose work takes or took longer, by place; spans are numbers of blocks.
+        named: those of them for whom the others wait.
+        refused: ranks that are not named, and why.
+        waits: who waits where.
+        lost_s: what each rank waits at least, where nobody is late and time is lost.
+        reasons: why nobody in it can be called on time.
+        verdicts: the verdict on each rank, by place.
+    """
 
-    @property
-    def complete(self) -> bool:
-        """Whether everything about it could be seen."""
-        return not self.reasons
+    def __init__(self, job: Job, places: list[int]) -> None:
+        self.job, self.places = job, places
+        self.compared = list[int]()
+        self.late: dict[int, LateRank] = {}
+        self.named, self.waits, self.reasons = list[int](), list[Wait](), list[str]()
+        self.refused: dict[int, str] = {}
+        self.step_s = self.lost_s = 0.0
+        self._stages: dict[int, int] = {}  # of a pipeline
+        self._least_s: dict[int, float] = {}  # the least lateness that would have been named
+        self._own_s: dict[int, float] = {}  # over the blocks in which the latest rank is late
+        self._judge()
+        self.verdicts = {place: self._verdict(place) for place in places}
 
-    @property
-    def floor_s(self) -> float:
+    def _judge(self) -> None:
+        job = self.job
+        if len(self.places) < 2:
+            alone = "no collective is known to connect it with another rank that has a snapshot"
+            self.reasons.append("the job has one rank" if job.world_size == 1 else alone)
+            return
+        if not job.blocks:
+            self.reasons.append("no blocks of iterations were measured")
+            return
+        self._choose_compared()
+        if len(self.compared) < 2:
+            self.reasons.append(f"fewer than two ranks have {FIRST_STEPS} blocks of iterations in common")
+            return
+        own_s_RK = job.own_s_RK[self.compared]
+        watched = self._watch(own_s_RK)
+        self._hidden()
+        self._name(watched, own_s_RK)
+        if not self.named:
+            self.late |= {self.compared[late.rank]: late for late in watched.past}
+            wait_s = float(job.numbers(self.compared, "wait", "mean_s").min())
+            certain = not self.reasons and not self.refused and wait_s > self._floor_s()
+            if certain and wait_s > VARIATION_SHARE * self.step_s > 0.0:
+                self.lost_s = wait_s
+
+    def _floor_s(self) -> float:
         """Less than this is noise."""
-        return max([FLOOR_S, *(m for m in self.margin_s.values() if math.isfinite(m))])
+        return max([FLOOR_S, *(least_s for least_s in self._least_s.values() if math.isfinite(least_s))])
 
+    def _names(self, places: Sequence[int]) -> str:
+        return name_ranks(self.job.names(places))
 
-class Job:
-    """The snapshots of a job's ranks side by side: what all sets of ranks are judged from."""
+    def _choose_compared(self) -> None:
+        """The ranks with enough blocks and the same steps as the others."""
+        own, step = self.job.own_s_RK[self.places], self.job.step_s_RK[self.places]
+        enough = (~np.isnan(own)).sum(axis=1) >= FIRST_STEPS
+        if short := [place for place, is_enough in zip(self.places, enough, strict=True) if not is_enough]:
+            self.reasons.append(f"{self._names(short)} measured too few iterations")
+        if not enough.any():
+            return
+        common = ~np.isnan(step[enough]).any(axis=0)
+        step_s_R = medians(np.where(common[None, :], step, math.nan) if common.any() else step)
+        self.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
+        others = np.abs(step_s_R - self.step_s) > OTHER_STEP_SHARE * self.step_s + 2.0 * FLOOR_S
+        if apart := [place for place, is_other in zip(self.places, others & enough, strict=True) if is_other]:
+            verb = "does" if len(apart) == 1 else "do"
+            self.reasons.append(f"{self._names(apart)} {verb} not have the same steps as the other ranks")
+        self.compared = [p for p, good in zip(self.places, enough & ~others, strict=True) if good]
 
-    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
-        by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
-        self.ranks = sorted(by_rank)
-        self.snapshots = [by_rank[rank] for rank in self.ranks]
-        newest = max(self.snapshots, key=lambda s: number(s, "unix_time_s") or 0.0)
-        self.world_size = int(number(newest, "world_size") or len(self.ranks))
-        self.missing = sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
-        grid = find_grid(self.snapshots)
-        self.blocks: Blocks | None = side_by_side(self.snapshots, grid) if grid else None
-        self.traffic: Traffic = read_traffic(self.snapshots, grid)
+    def _watch(self, own_s_RK: Times) -> Findings:
+        """When which rank's own work takes longer than that of its like.
 
-    def names(self, places: Sequence[int]) -> list[int]:
-        return [self.ranks[place] for place in places]
-
-    def numbers(self, places: Sequence[int], *path: str) -> Times:
-        """A number of the snapshots at these places; 0 where it is unknown."""
-        return np.array([number(self.snapshots[place], *path) or 0.0 for place in places])
-
-    def span(self, late: LateRank, of: int = -1) -> tuple[int, int]:
-        """First iteration of a lateness (of its last span, or of span ``of``), and its last iteration."""
-        assert self.blocks is not None
-        last = late.spans[-1].last
-        return self.blocks.grid.span(late.spans[of].first, self.blocks.grid.length - 1 if last is None else last)
-
-
-def judge(job: Job, places: list[int]) -> RankSet:
-    """What can be said about the ranks at ``places``, which groups connect."""
-    rank_set = RankSet(places)
-    if len(places) < 2:
-        unknown = "no collective is known to connect it with another rank that has a snapshot"
-        rank_set.reasons.append("the job has one rank" if job.world_size == 1 else unknown)
-        return rank_set
-    blocks = job.blocks
-    if blocks is None:
-        rank_set.reasons.append("no blocks of iterations were measured")
-        return rank_set
-    _choose_compared(job, blocks, rank_set)
-    if len(rank_set.compared) < 2:
-        rank_set.reasons.append(f"fewer than two ranks have {FIRST_STEPS} blocks of iterations in common")
-        return rank_set
-    own_s_RK = blocks.own_s_RK[rank_set.compared]
-    known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    first, last = blocks.grid.span(int(known[0]), int(known[-1]))
-    rank_set.sides = f"{name_ranks(job.names(rank_set.compared))} side by side over {last - first + 1} iterations"
-    rank_set.stages = _stages(job, rank_set)
-    watched = _watch(job, rank_set, own_s_RK, blocks.steps_K)
-    _hidden(job, rank_set, blocks.grid.iterations)
-    _name(job, rank_set, watched, own_s_RK)
-    if not rank_set.named:
-        _past_and_lost(job, rank_set, watched)
-    return rank_set
-
-
-def _choose_compared(job: Job, blocks: Blocks, rank_set: RankSet) -> None:
-    """The ranks with enough blocks and the same steps as the others."""
-    own, step = blocks.own_s_RK[rank_set.places], blocks.step_s_RK[rank_set.places]
-    enough = (~np.isnan(own)).sum(axis=1) >= FIRST_STEPS
-    short = [place for place, is_enough in zip(rank_set.places, enough, strict=True) if not is_enough]
-    if short:
-        rank_set.reasons.append(f"{name_ranks(job.names(short))} measured too few iterations")
-    if not enough.any():
-        return
-    common = ~np.isnan(step[enough]).any(axis=0)
-    step_s_R = medians(np.where(common[None, :], step, math.nan) if common.any() else step)
-    rank_set.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
-    others = np.abs(step_s_R - rank_set.step_s) > OTHER_STEP_SHARE * rank_set.step_s + 2.0 * FLOOR_S
-    apart = [place for place, is_other in zip(rank_set.places, others & enough, strict=True) if is_other]
-    if apart:
-        verb = "does" if len(apart) == 1 else "do"
-        rank_set.reasons.append(f"{name_ranks(job.names(apart))} {verb} not have the same steps as the other ranks")
-    rank_set.compared = [p for p, good in zip(rank_set.places, enough & ~others, strict=True) if good]
-
-
-def _stages(job: Job, rank_set: RankSet) -> dict[int, int]:
-    """The stage of each rank in a pipeline: its place in the group that sends and receives."""
-    stages: dict[int, int] = {}
-    for operation in job.traffic.operations:
-        if operation.op in POINT_TO_POINT:
-            for place in operation.places.tolist():
-                if place in rank_set.places and job.ranks[place] in operation.group.ranks:
-                    stages[place] = operation.group.ranks.index(job.ranks[place])
-    return stages
-
-
-def _watch(job: Job, rank_set: RankSet, own_s_RK: Times, steps_K: Times) -> Findings:
-    """When which rank's own work takes longer than that of its like. In a pipeline a rank's like has the same stage."""
-    stages = rank_set.stages
-    alike: list[list[int]] = [list(range(len(rank_set.compared)))]
-    if stages:
+        In a pipeline a rank's stage is its place in the group that sends and receives; its like has the same.
+        """
+        job, alike = self.job, [list(range(len(self.compared)))]
+        for operation in job.operations:
+            if operation.op in POINT_TO_POINT:
+                ranks = operation.group.ranks
+                inside = [p for p in operation.places.tolist() if p in self.places and job.ranks[p] in ranks]
+                self._stages |= {place: ranks.index(job.ranks[place]) for place in inside}
         by_stage: dict[int, list[int]] = {}
-        for row, place in enumerate(rank_set.compared):
-            by_stage.setdefault(stages.get(place, -1), []).append(row)
-        replicas = [rows for rows in by_stage.values() if len(rows) > 1]
-        alike = replicas or alike
-        single = [rank_set.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1] if replicas else []
-        if single:
-            rank_set.reasons.append(
-                f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them"
-            )
-    known_K = (~np.isnan(own_s_RK)).sum(axis=0)
-    own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
-    watched = find_late_ranks(own_s_RK.T, rank_set.step_s, alike=alike, steps_T=steps_K)
-    rank_set.margin_s = dict(zip(rank_set.compared, watched.least_s_R.tolist(), strict=True))
-    if len(alike[0]) == len(rank_set.compared) and len(set(stages.values())) > 1:
-        _refuse_unlike_stages(rank_set, watched, own_s_RK)
-    return watched
+        for row, place in enumerate(self.compared):
+            by_stage.setdefault(self._stages.get(place, -1), []).append(row)
+        if self._stages and (replicas := [rows for rows in by_stage.values() if len(rows) > 1]):
+            alike = replicas
+            if single := [self.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1]:
+                self.reasons.append(f"{self._names(single)} have no rank of the same pipeline stage beside them")
+        known_K = (~np.isnan(own_s_RK)).sum(axis=0)
+        own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
+        watched = find_late_ranks(own_s_RK.T, self.step_s, alike=alike, steps_T=job.steps_K)
+        self._least_s = dict(zip(self.compared, watched.least_s_R.tolist(), strict=True))
+        if len(alike[0]) == len(self.compared) and len(set(self._stages.values())) > 1:
+            self._refuse_unlike_stages(watched, own_s_RK)
+        return watched
 
+    def _refuse_unlike_stages(self, watched: Findings, own_s_RK: Times) -> None:
+        """Without a second rank of the same stage, longer work may be the model's: layers are not spread evenly."""
+        middle_s_R = medians(own_s_RK)
+        for late in watched.late:
+            others = np.delete(middle_s_R, late.rank)
+            alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * late.late_s
+            if late.kind == CHRONIC and not alike:
+                place = self.compared[late.rank]
+                self.refused[place] = "no other rank has its pipeline stage, and stages need not have equal work"
 
-def _refuse_unlike_stages(rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
-    """Without a second rank of the same stage, longer work may be the model's: layers are not spread evenly."""
-    middle_s_R = medians(own_s_RK)
-    for late in watched.late:
-        others = np.delete(middle_s_R, late.rank)
-        alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * late.late_s
-        if late.kind == CHRONIC and not alike:
-            place = rank_set.compared[late.rank]
-            rank_set.refused[place] = "no other rank has its pipeline stage, and stages need not have equal work"
+    def _hidden(self) -> None:
+        """Everything about the set that could not be seen; ranks that it could explain are refused."""
+        job, inside = self.job, set(self.places)
+        groups = [group for group in job.groups if inside & set(group.places)]
+        unseen = [g for g in groups if g.unseen_per_step * job.block_iterations >= RARE and len(g.ranks) > 1]
+        for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
+            why = f"collectives of {name_ranks(group.ranks)} could not be seen"
+            self.refused |= dict.fromkeys(group.places, why)
+            line = f"{group.unseen_per_step:.3g} {why} in a step, as where a compiled graph starts them"
+            self.reasons.append(f"{line}: waits in them count as own work")
+        if job.missing:
+            self.reasons.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+        aside_s_R = job.numbers(self.compared, "side", "seconds")
+        for seconds_R, what in (  # which the own time may include
+            (job.ungrouped_s_R[self.compared], "in collectives whose group is not known"),
+            (aside_s_R, "in collectives that were put aside: other threads wait for them"),
+        ):
+            if (seconds := float(seconds_R.max(initial=0.0))) > self._floor_s():
+                self.reasons.append(f"up to {duration(seconds)} {what}")
 
+    def _name(self, watched: Findings, own_s_RK: Times) -> None:
+        """The late ranks: longer work, that members of their groups wait for, and that nothing hidden can explain."""
+        job, compared = self.job, self.compared
+        largest_s = max((late.late_s for late in watched.late), default=0.0)
+        self.late = {compared[r.rank]: r for r in watched.late if r.late_s >= SECOND_SHARE * largest_s}
+        first = watched.late[0].spans[-1].first if watched.late else 0
+        chosen = [k for k in np.flatnonzero(~np.isnan(own_s_RK).all(axis=0)).tolist() if k >= first]
+        self._own_s = dict(zip(compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
+        compared_R = np.isin(np.arange(len(job.ranks)), compared)
+        several = [operation for operation in job.operations if compared_R[operation.places].sum() > 1]
+        self.waits = [measure_wait(operation, compared_R, chosen) for operation in several]
+        # how much longer the median other member waits than a rank does, summed over its groups
+        waited_s_R = np.zeros(len(job.ranks))
+        for wait in self.waits:
+            waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+        # early ranks that are delayed wait for less
+        paced_s_R = np.maximum(-lateness_of(job.numbers(compared, "parts", "pacing_s")), 0.0)
+        waited_s = dict(zip(compared, (waited_s_R[compared] + paced_s_R).tolist(), strict=True))
+        for place, late in self.late.items():
+            side_s = number(job.snapshots[place], "side", "seconds") or 0.0
+            if place in self.refused:
+                continue
+            if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
+                self.refused[place] = "nobody was seen to wait for it"
+            elif late.late_s - side_s < SECOND_SHARE * late.late_s:
+                self.refused[place] = "it may be waiting for the collectives of other threads"
+            else:
+                self.named.append(place)
 
-def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
-    """Everything about the set that could not be seen; ranks that it could explain are refused."""
-    inside = set(rank_set.places)
-    groups = [group for group in job.traffic.groups if inside & set(group.places)]
-    unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and len(g.ranks) > 1]
-    for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
-        why = f"collectives of {name_ranks(group.ranks)} could not be seen"
-        rank_set.refused |= dict.fromkeys(group.places, why)
-        line = f"{group.unseen_per_step:.3g} {why} in a step, as where a compiled graph starts them"
-        rank_set.reasons.append(f"{line}: waits in them count as own work")
-    if job.missing:
-        rank_set.reasons.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
-    for seconds_R, what in (  # which the own time may include
-        (job.traffic.ungrouped_s_R[rank_set.compared], "in collectives whose group is not known"),
-        (
-            job.numbers(rank_set.compared, "side", "seconds"),
-            "in collectives that were put aside: other threads wait for them",
-        ),
-    ):
-        if (seconds := float(seconds_R.max(initial=0.0))) > rank_set.floor_s:
-            rank_set.reasons.append(f"up to {duration(seconds)} {what}")
+    def _verdict(self, place: int) -> dict[str, Any]:
+        """The verdict on the rank at ``place``."""
+        late, least_s = self.late.get(place), self._least_s.get(place, math.inf)
+        if place not in self.compared:
+            return unknown(self.reasons[0])
+        if late is not None and place in self.named:
+            return verdict_of(LATE, late_s=late.late_s)
+        early_s = max((self._earlier_s(place, other) for other in self.named), default=0.0)
+        if late is not None and place in self.refused:
+            return unknown(f"its own work takes {duration(late.late_s)} longer, but {self.refused[place]}")
+        if early_s > max(least_s, FLOOR_S) and math.isfinite(least_s):
+            return verdict_of(EARLY, early_s=early_s)
+        if self.reasons:
+            return unknown(self.reasons[0])
+        if not least_s <= TOO_NOISY_SHARE * self.step_s:
+            limit = duration(least_s) if math.isfinite(least_s) else "any difference"
+            return unknown(f"too noisy to identify less than {limit}")
+        like = [p for p in self.compared if p != place and self._stages.get(p) == self._stages.get(place)]
+        later_s = self._own_s[place] - max((self._own_s[p] for p in like), default=math.inf)
+        if later_s > max(least_s, FLOOR_S):
+            return unknown(f"its own work takes {duration(later_s)} longer, and varies too much to be sure")
+        return verdict_of(ON_TIME)
 
-
-def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
-    """The late ranks: longer work, that the members of their groups wait for, and that nothing hidden can explain."""
-    largest_s = max((late.late_s for late in watched.late), default=0.0)
-    rank_set.late = {rank_set.compared[r.rank]: r for r in watched.late if r.late_s >= SECOND_SHARE * largest_s}
-    first = watched.late[0].spans[-1].first if watched.late else 0
-    known_K = ~np.isnan(own_s_RK).all(axis=0)
-    chosen = [k for k in np.flatnonzero(known_K).tolist() if k >= first]
-    rank_set.own_s = dict(zip(rank_set.compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
-    compared_R = np.isin(np.arange(len(job.ranks)), rank_set.compared)
-    rank_set.waits = [
-        measure_wait(operation, compared_R, chosen)
-        for operation in job.traffic.operations
-        if compared_R[operation.places].sum() > 1
-    ]
-    # how much longer the median other member waits than a rank does, summed over its groups
-    waited_s_R = np.zeros(len(job.ranks))
-    for wait in rank_set.waits:
-        waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
-    waited_s_R = waited_s_R[rank_set.compared]
-    paced_s_R = job.numbers(rank_set.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
-    waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
-    waited_s = dict(zip(rank_set.compared, waited_s_R.tolist(), strict=True))
-    for place, late in rank_set.late.items():
-        side_s = number(job.snapshots[place], "side", "seconds") or 0.0
-        if place in rank_set.refused:
-            continue
-        if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
-            rank_set.refused[place] = "nobody was seen to wait for it"
-        elif late.late_s - side_s < SECOND_SHARE * late.late_s:
-            rank_set.refused[place] = "it may be waiting for the collectives of other threads"
-        else:
-            rank_set.named.append(place)
-
-
-def _past_and_lost(job: Job, rank_set: RankSet, watched: Findings) -> None:
-    rank_set.late |= {rank_set.compared[late.rank]: late for late in watched.past}
-    wait_s = float(job.numbers(rank_set.compared, "wait", "mean_s").min())
-    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s
-    if certain and wait_s > VARIATION_SHARE * rank_set.step_s > 0.0:
-        rank_set.lost_s = wait_s
+    def _earlier_s(self, place: int, late: int) -> float:
+        """How much earlier a rank is than a late one, seconds. Own times of two stages of a pipeline say nothing."""
+        if self._stages.get(place) != self._stages.get(late):
+            return self.late[late].late_s
+        return self._own_s[late] - self._own_s[place]

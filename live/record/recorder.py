@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from paceenv.live.observe.batch import Batch
 from paceenv.live.record.run_folder import segment_path
-from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes, header_bytes
+from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes
 
 SOURCE: Final = "paceenv live"
 PENDING_BYTES: Final = 1 << 20
@@ -43,7 +43,7 @@ def rank_header(
     about = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
-    return {"source": SOURCE, "job": about, "rank": entry, "began_unix_s": time.time()}
+    return {"source": SOURCE, "job": about, "rank": entry}
 
 
 class TraceRecorder:
@@ -109,11 +109,8 @@ class TraceRecorder:
         descriptor = self._open()
         try:
             kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
-            content = flush_bytes(batches, kinds, marks)
-            if not self._size:
-                content = (
-                    header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}}) + content
-                )
+            header = self._header | {"job": self._header["job"] | {"attempt": self.attempt}}
+            content = flush_bytes(batches, kinds, marks, None if self._size else header)
             written = 0
             while written < len(content):  # once, except where a disk is filling up
                 written += os.write(descriptor, memoryview(content)[written:])

@@ -4,7 +4,6 @@
 
     DIR/<attempt>/<host>/rank00003.json        the rank's last snapshot
     DIR/<attempt>/<host>/rank00003-000.pace    segments of its trace
-    DIR/<attempt>/findings.json                who is late and who waits
     DIR/<attempt>/summary.txt                  the page of rank 0; that of the last attempt also as DIR/summary.txt
     DIR/control.json                           changes of mode at run time
 

@@ -1,8 +1,8 @@
 """The segments of a rank's trace: plain binary files that are only appended to, without any native library.
 
-A file is a header and then flushes, each of which has a CRC-32, so a reader takes all that was written before a torn or
-damaged place. The format is described in ``docs/reference/live-folder.md``. Reading a file allocates at most
-:data:`MAX_FILE_BYTES` and runs nothing, whatever it holds.
+A file is a list of flushes, each of which has a CRC-32, so a reader takes all that was written before a torn or damaged
+place. The first one says whose the file is. The format is described in ``docs/reference/live-folder.md``. Reading a
+file allocates at most :data:`MAX_FILE_BYTES` and runs nothing, whatever it holds.
 Legend: T iterations, N operations; times in seconds on the rank's own clock.
 """
 
@@ -21,9 +21,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import open_regular
 from paceenv.live.observe.batch import ITERATION, OPERATION, STREAM, THREAD, Batch, Kind
 
-MAGIC: Final = b"PACESEG\0"
-VERSION: Final = 2
-MAX_HEADER_BYTES: Final = 1 << 20
+SCHEMA: Final = "paceenv.segment/3"
 MAX_FLUSH_BYTES: Final = 1 << 25
 MAX_FILE_BYTES: Final = 1 << 28
 MAX_FLUSHES: Final = 10_000
@@ -34,22 +32,16 @@ MAX_NAME: Final = 200
 """Most characters in the name of an operation or of a mark."""
 MAX_ITERATION: Final = 2**31 - 1
 
-_HEAD: Final = struct.Struct("<8sHHII")  # magic, version, unused, length and CRC of the header
-_FLUSH: Final = struct.Struct("<IIII")  # bytes of the tables, operations, iterations, CRC of these and the content
+_FLUSH: Final = struct.Struct("<IIII")  # bytes of the JSON, operations, iterations, CRC of these and the content
 
 
-def header_bytes(header: Mapping[str, Any]) -> bytes:
-    """The beginning of a file. Raises ValueError if ``header`` is no JSON or longer than a mebibyte."""
-    content = json.dumps(header, allow_nan=False).encode()
-    if len(content) > MAX_HEADER_BYTES:
-        raise ValueError(f"header of {len(content)} bytes; allowed: at most {MAX_HEADER_BYTES}")
-    return _HEAD.pack(MAGIC, VERSION, 0, len(content), zlib.crc32(content)) + content
-
-
-def flush_bytes(batches: Sequence[Batch], kinds: Sequence[Kind], marks: Sequence[str]) -> bytes:
-    """Batches as one flush, with the kinds and marks that the file does not have yet."""
-    new = [[op[:MAX_NAME], *rest] for op, *rest in kinds], [mark[:MAX_NAME] for mark in marks]
-    tables, together = json.dumps(new).encode(), joined(batches)
+def flush_bytes(
+    batches: Sequence[Batch], kinds: Sequence[Kind], marks: Sequence[str], header: Mapping[str, Any] | None = None
+) -> bytes:
+    """Batches as one flush, with the kinds and marks that the file does not have yet; the first one has the header."""
+    about = None if header is None else {"schema": SCHEMA, **header}
+    new = [about, [[op[:MAX_NAME], *rest] for op, *rest in kinds], [mark[:MAX_NAME] for mark in marks]]
+    tables, together = json.dumps(new, allow_nan=False).encode(), joined(batches)
     content = tables + together.operations_N.tobytes() + together.iterations_T.tobytes()
     sizes = struct.pack("<III", len(tables), len(together.operations_N), len(together.iterations_T))
     return sizes + struct.pack("<I", zlib.crc32(content, zlib.crc32(sizes))) + content
@@ -74,49 +66,27 @@ def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
         Its header, what it holds, and where its end was not read, in one line; "" if all was read.
 
     Raises:
-        InputError: not a regular file, too large, or its header is damaged, foreign or of another version.
+        InputError: not a regular file, too large, or its beginning is damaged, foreign or of another version.
     """
     with open_regular(path, MAX_FILE_BYTES) as file:
-        header = _read_header(file, path)
-        flushes, kinds, marks, place, note = list[Batch](), list[Kind](), list[str](), file.tell(), ""
+        headers, flushes, kinds, marks, place = list[Any](), list[Batch](), list[Kind](), list[str](), 0
         try:
             while len(head := file.read(_FLUSH.size)) == _FLUSH.size and len(flushes) < MAX_FLUSHES:
-                flush = _read_flush(head, file, kinds, marks)
+                header, flush = _read_flush(head, file, kinds, marks)
                 _check(flush, int(flushes[-1].iterations_T["iteration"][-1]) if flushes else -1)
                 flushes.append(flush)
+                headers.append(header)
                 place = file.tell()
         except (OSError, TypeError, ValueError, RecursionError):
             head = b"damaged"
-        if head:
-            note = f"{path}: read up to byte {place}; what follows is torn or damaged"
-        return header, joined(flushes), note
+    if not headers or not _is_header(headers[0]):
+        raise InputError(f"{path}: not a segment of a trace ({SCHEMA}), or damaged at its beginning")
+    note = f"{path}: read up to byte {place}; what follows is torn or damaged" if head else ""
+    return headers[0], joined(flushes), note
 
 
-def _read_header(file: BinaryIO, path: Path) -> Mapping[str, Any]:
-    try:
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or not head.startswith(MAGIC):
-            raise InputError(f"{path}: not a segment of a trace")
-        _, version, _, length, crc = _HEAD.unpack(head)
-        if version != VERSION:
-            raise InputError(f"{path}: version = {version}; allowed: {VERSION} (newer: upgrade paceenv)")
-        content = file.read(length) if length <= MAX_HEADER_BYTES else b""
-        if len(content) == length and zlib.crc32(content) == crc:
-            header = json.loads(content)
-            json.dumps(header)  # what is nested too deeply for the merged trace is refused here
-            if isinstance(header, dict):
-                return header
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except InputError:
-        raise
-    except (ValueError, RecursionError):
-        pass
-    raise InputError(f"{path}: its header is damaged")
-
-
-def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]) -> Batch:
-    """The flush that begins with ``head``; its own kinds and marks are added to those before.
+def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]) -> tuple[Any, Batch]:
+    """The flush that begins with ``head``, and its header; its own kinds and marks are added to those before.
 
     Raises ValueError, TypeError or RecursionError for one that no agent has written.
     """
@@ -125,7 +95,8 @@ def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]
     content = file.read(size) if size <= MAX_FLUSH_BYTES else b""
     if len(content) < size or zlib.crc32(content, zlib.crc32(head[:12])) != crc:
         raise ValueError
-    more_kinds, more_marks = json.loads(content[:tables])
+    header, more_kinds, more_marks = json.loads(content[:tables])
+    json.dumps(header)  # what is nested too deeply for the merged trace is refused here
     new = [Kind(*entry) for entry in more_kinds]
     if not all(map(_is_kind, new)) or not all(isinstance(mark, str) and len(mark) <= MAX_NAME for mark in more_marks):
         raise ValueError
@@ -134,7 +105,16 @@ def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]
     if len(kinds) > MAX_KINDS or len(marks) > MAX_MARKS:
         raise ValueError
     iterations_T = np.frombuffer(content, ITERATION, iterations, size - iterations * ITERATION.itemsize)
-    return Batch(iterations_T, np.frombuffer(content, OPERATION, operations, tables), kinds, marks)
+    return header, Batch(iterations_T, np.frombuffer(content, OPERATION, operations, tables), kinds, marks)
+
+
+def _is_header(header: Any) -> bool:
+    """Whether it says which job and rank the file is of."""
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        return False
+    job, rank = header.get("job"), header.get("rank")
+    typed = isinstance(job, dict) and isinstance(rank, dict) and isinstance(header.get("source"), str)
+    return typed and isinstance(job.get("name"), str)
 
 
 def _is_kind(kind: Kind) -> bool:

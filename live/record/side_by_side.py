@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.lateness.watch import LateRank
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -34,85 +35,6 @@ MAX_RANKS = 1_000_000
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 Key = tuple[Any, ...]
 Times = NDArray[np.float64]
-
-
-class Grid(NamedTuple):
-    """Blocks that all ranks can be brought to: their length in iterations, from iteration 0 on, and how many."""
-
-    iterations: int
-    length: int
-
-    def span(self, first: int, last: int) -> tuple[int, int]:
-        """First and last iteration of the blocks ``first`` to ``last``."""
-        return first * self.iterations, (last + 1) * self.iterations - 1
-
-
-class Blocks(NamedTuple):
-    """R ranks over the same K blocks."""
-
-    grid: Grid
-    own_s_RK: Times
-    step_s_RK: Times
-    steps_K: Times
-    """Steps of a block that a rank has measured, the most; at least 1."""
-
-
-def find_grid(snapshots: Sequence[Snapshot]) -> Grid | None:
-    """The grid of the ranks' blocks: as long as the longest of them; None if there are none."""
-    grids = [grid for grid in map(_own_grid, snapshots) if grid is not None]
-    if not grids:
-        return None
-    size = max(grid.iterations for grid in grids)
-    return Grid(size, max(-(-grid.length * grid.iterations // size) for grid in grids))
-
-
-def _own_grid(snapshot: Snapshot) -> Grid | None:
-    """The blocks of one rank; None where there are none, or they are no agent's."""
-    blocks = entry(snapshot, "own", "blocks")
-    size, own = number(blocks, "iterations"), entry(blocks, "own_s")
-    if size is None or not isinstance(own, list):
-        return None
-    power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
-    return Grid(int(size), len(own)) if power and 0 < len(own) <= MAX_BLOCKS else None
-
-
-def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
-    """A rank's values by block, on ``grid``: of the shorter blocks in one the mean over their steps, or the total."""
-    value_K = np.full(grid.length, math.nan)
-    theirs, own, steps = _own_grid(snapshot), _floats(values), _floats(entry(snapshot, "own", "blocks", "steps"))
-    if theirs is None or own is None or not 0 < len(own) <= MAX_BLOCKS:
-        return value_K
-    weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
-    block = np.arange(len(own)) // (grid.iterations // theirs.iterations)
-    known = (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
-    block, own, weights = block[known], own[known], weights[known]
-    sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
-    value_K[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
-    return value_K
-
-
-def _floats(values: Any) -> Times | None:
-    """A list of numbers, unknown where one is not finite; None for anything else."""
-    try:
-        floats = np.array(values, dtype=np.float64) if isinstance(values, list) else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if floats is None or floats.ndim != 1:
-        return None
-    return np.where(np.isfinite(floats), floats, math.nan)
-
-
-def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
-    """The ranks' own times and steps on one grid."""
-
-    def table(name: str, *, total: bool = False) -> Times:
-        return np.array([on_grid(grid, s, entry(s, "own", "blocks", name), total=total) for s in snapshots])
-
-    own_s_RK, step_s_RK, steps_RK = table("own_s"), table("step_s"), table("steps", total=True)
-    most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
-    # the last block of a rank that was heard earlier holds fewer of the steps
-    own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
-    return Blocks(grid, own_s_RK, step_s_RK, np.maximum(most_K, 1.0))
 
 
 @dataclass
@@ -142,44 +64,127 @@ class Wait(NamedTuple):
     wait_s_E: Times
 
 
-@dataclass
-class Traffic:
-    """All groups and operations of a job, as far as the snapshots show them."""
+class Job:
+    """The snapshots of a job's R ranks side by side, over the same K blocks: what all sets of ranks are judged from.
 
-    groups: list[Group]
-    operations: list[Operation]
-    ungrouped_s_R: Times
-    """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
+    Ill-typed entries count as missing.
+    """
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
+        self.ranks = sorted(by_rank)
+        self.snapshots = [by_rank[rank] for rank in self.ranks]
+        newest = max(self.snapshots, key=lambda s: number(s, "unix_time_s") or 0.0)
+        self.world_size = int(number(newest, "world_size") or len(self.ranks))
+        self.missing = sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
+        own = [_own_blocks(snapshot) for snapshot in self.snapshots]
+        self.block_iterations = max(size for size, _ in own)
+        """Of a block: as long as the longest of any rank."""
+        self.blocks = max(-(-size * blocks // self.block_iterations) for size, blocks in own)
+        """K; 0 where no rank has measured any."""
+        self.own_s_RK, self.step_s_RK = self._table("own_s"), self._table("step_s")
+        steps_RK = self._table("steps", total=True)
+        most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
+        # the last block of a rank that was heard earlier holds fewer of the steps
+        self.own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
+        self.steps_K = np.maximum(most_K, 1.0)
+        """Steps of a block that a rank has measured, the most; at least 1."""
+        self.groups = list[Group]()
+        self.operations = list[Operation]()
+        self.ungrouped_s_R = np.zeros(len(self.ranks))
+        """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
+        self._read_traffic()
+
+    def names(self, places: Sequence[int]) -> list[int]:
+        return [self.ranks[place] for place in places]
+
+    def numbers(self, places: Sequence[int], *path: str) -> Times:
+        """A number of the snapshots at these places; 0 where it is unknown."""
+        return np.array([number(self.snapshots[place], *path) or 0.0 for place in places])
+
+    def span(self, late: LateRank, of: int = -1) -> tuple[int, int]:
+        """First iteration of a lateness (of its last span, or of span ``of``), and its last iteration."""
+        last = late.spans[-1].last
+        after = self.blocks if last is None else last + 1
+        return late.spans[of].first * self.block_iterations, after * self.block_iterations - 1
+
+    def _table(self, name: str, *, total: bool = False) -> Times:
+        return np.array([self._by_block(s, entry(s, "own", "blocks", name), total=total) for s in self.snapshots])
+
+    def _by_block(self, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
+        """A rank's values by block: of its own shorter ones in one the mean over their steps, or the total."""
+        value_K = np.full(self.blocks, math.nan)
+        (size, blocks), own = _own_blocks(snapshot), _floats(values)
+        steps = _floats(entry(snapshot, "own", "blocks", "steps"))
+        if not blocks or own is None or not 0 < len(own) <= MAX_BLOCKS:
+            return value_K
+        weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
+        block = np.arange(len(own)) // (self.block_iterations // size)
+        known = (block < self.blocks) & ~np.isnan(own) & (weights > 0.0)
+        block, own, weights = block[known], own[known], weights[known]
+        sums, counts = (np.bincount(block, summed, self.blocks) for summed in (own * weights, weights))
+        value_K[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
+        return value_K
+
+    def _read_traffic(self) -> None:
+        groups: dict[Key, Group] = {}
+        rows: dict[tuple[Key, str], dict[int, Times]] = {}
+        for place, snapshot in enumerate(self.snapshots):
+            keys = _read_groups(snapshot, place, groups)
+            for item in _items(snapshot, "unseen"):
+                if (key := keys.get(number(item, "group"))) is not None:
+                    groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
+            for item in _items(snapshot, "collectives"):
+                blocked_s = number(item, "blocked_s")
+                if blocked_s is None:
+                    continue
+                key = keys.get(number(item, "group"))
+                if key is None:
+                    self.ungrouped_s_R[place] += blocked_s
+                else:
+                    blocked_s_K = self._by_block(snapshot, item.get("blocks_s"))
+                    of_rank = rows.setdefault((key, text(item, "op")), {})
+                    blocked_s_K = np.where(np.isnan(blocked_s_K), blocked_s, blocked_s_K)
+                    of_rank[place] = of_rank.get(place, 0.0) + blocked_s_K
+        self.groups = list(groups.values())
+        self.operations = [
+            Operation(op, groups[key], np.array(list(of_rank)), np.array(list(of_rank.values())))
+            for (key, op), of_rank in rows.items()
+        ]
+
+    def connected(self) -> list[list[int]]:
+        """Places of ranks that groups connect in which anything happens, seen or not, in ascending order.
+
+        A rank that none connects is a set of its own.
+        """
+        of = {place: {place} for place in range(len(self.ranks))}
+        used = [operation.group for operation in self.operations]
+        for group in [*used, *(group for group in self.groups if group.unseen_per_step > 0.0)]:
+            parts = {id(of[place]): of[place] for place in group.places}
+            if len(parts) > 1:
+                joined = set().union(*parts.values())
+                of |= dict.fromkeys(joined, joined)
+        return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
 
 
-def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
-    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
-    groups: dict[Key, Group] = {}
-    rows: dict[tuple[Key, str], dict[int, Times]] = {}
-    ungrouped_s_R = np.zeros(len(snapshots))
-    grid = grid or Grid(1, 1)
-    for place, snapshot in enumerate(snapshots):
-        keys = _read_groups(snapshot, place, groups)
-        for item in _items(snapshot, "unseen"):
-            if (key := keys.get(number(item, "group"))) is not None:
-                groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
-        for item in _items(snapshot, "collectives"):
-            blocked_s = number(item, "blocked_s")
-            if blocked_s is None:
-                continue
-            op, key = text(item, "op"), keys.get(number(item, "group"))
-            if key is None:
-                ungrouped_s_R[place] += blocked_s
-            else:
-                blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
-                blocked_s_K = np.where(np.isnan(blocked_s_K), blocked_s, blocked_s_K)
-                of_rank = rows.setdefault((key, op), {})
-                of_rank[place] = of_rank.get(place, 0.0) + blocked_s_K
-    operations = [
-        Operation(op, groups[key], np.array(list(of_rank)), np.array(list(of_rank.values())))
-        for (key, op), of_rank in rows.items()
-    ]
-    return Traffic(list(groups.values()), operations, ungrouped_s_R)
+def _own_blocks(snapshot: Snapshot) -> tuple[int, int]:
+    """The iterations of a rank's blocks, and how many it has; none where they are no agent's."""
+    size, own = number(snapshot, "own", "blocks", "iterations"), entry(snapshot, "own", "blocks", "own_s")
+    if size is None or not isinstance(own, list):
+        return 1, 0
+    power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
+    return (int(size), len(own)) if power and 0 < len(own) <= MAX_BLOCKS else (1, 0)
+
+
+def _floats(values: Any) -> Times | None:
+    """A list of numbers, unknown where one is not finite; None for anything else."""
+    try:
+        floats = np.array(values, dtype=np.float64) if isinstance(values, list) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if floats is None or floats.ndim != 1:
+        return None
+    return np.where(np.isfinite(floats), floats, math.nan)
 
 
 def _items(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
@@ -207,21 +212,6 @@ def _members(ranks: str) -> tuple[int, ...] | None:
         return None
     spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in ranks.split(","))]
     return tuple(itertools.chain(*spans)) if 0 < sum(map(len, spans)) <= MAX_RANKS else None
-
-
-def connected_sets(ranks: int, traffic: Traffic) -> list[list[int]]:
-    """Places of ranks that groups connect in which anything happens, seen or not, in ascending order.
-
-    A rank that none connects is a set of its own.
-    """
-    of = {place: {place} for place in range(ranks)}
-    used = [operation.group for operation in traffic.operations]
-    for group in [*used, *(group for group in traffic.groups if group.unseen_per_step > 0.0)]:
-        parts = {id(of[place]): of[place] for place in group.places}
-        if len(parts) > 1:
-            joined = set().union(*parts.values())
-            of |= dict.fromkeys(joined, joined)
-    return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:

@@ -15,7 +15,7 @@ from typing import Final
 
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
-from paceenv.live.record.findings import find
+from paceenv.live.record.findings import Findings, find
 from paceenv.live.record.run_folder import SUMMARY, of_the_others
 from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text, total
 
@@ -33,8 +33,8 @@ MAX_EVENTS: Final = 12
 WIDTH: Final = 100
 
 
-def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
-    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status."""
+def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> tuple[str, Findings]:
+    """Write the page to the run's folder, and to its attempt's, from all ranks' last status; it and the findings."""
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
         others = of_the_others(place, own)
@@ -42,17 +42,18 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
         if complete or time.monotonic() >= until_s:
             break
         time.sleep(0.25)
-    page = summarise([own, *others])
+    findings = find([own, *others])
+    page = summarise([own, *others], findings)
     for target in (place / str(own["attempt"]) / SUMMARY, place / SUMMARY):
         atomic_write(target, page.encode())
-    return page
+    return page, findings
 
 
-def summarise(snapshots: Sequence[Snapshot]) -> str:
-    """The page. Facts that all ranks share are taken from the first snapshot."""
+def summarise(snapshots: Sequence[Snapshot], findings: Findings | None = None) -> str:
+    """The page, by the findings of these snapshots. Facts that all ranks share are taken from the first one."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    waiting = ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
+    waiting = ["Which rank waits for which", *(f"  {line}" for line in (findings or find(ranks))["text"])]
     sections = (_heading(own, ranks), _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 

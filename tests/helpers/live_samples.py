@@ -16,8 +16,8 @@ import numpy as np
 
 from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
-from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.merge_segments import write_merged
+from paceenv.live.record.rank_sets import verdict_of
 from paceenv.live.record.recorder import TraceRecorder, rank_header
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
@@ -105,7 +105,7 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
         "step": {"mean_s": 0.1, "cv": 0.04, "p50_s": 0.099, "p99_s": 0.14, "baseline_s": 0.095},
         "parts": {"compute_s": 0.07, "collective_s": 0.02, "barrier_s": 0.008, "pacing_s": 0.002},
         "wait": {"mean_s": 0.01},
-        "arrival": verdict_of("on time", "ranks 0-3 side by side"),
+        "arrival": verdict_of("on time"),
         "pacing": pacing | {"holds": 40, "held": 80, "held_s": 0.4, "held_max_s": 0.02},
         "canary": canary | {"pairs": 16},
         "overhead": {"mean_s": 2e-5},
