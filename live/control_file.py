@@ -109,7 +109,8 @@ class ControlReader:
     def __init__(self, folder: Path, loop: Loop, peers: Peers) -> None:
         self._path, self._loop, self._peers = folder / NAME, loop, peers
         self._seen: tuple[int, ...] | None = None
-        self._taken: dict[str, Any] | None = None
+        self._taken = "", ""
+        """The last request's id, and why it is not followed, or ""; replaced as a whole."""
         self._begins_at = 0  # of the mode that is asked for, if that decides
         self._waiting: tuple[Wish, NamedPolicy] | None = None
         """What begins once all ranks follow."""
@@ -118,12 +119,12 @@ class ControlReader:
 
     def state(self) -> dict[str, Any] | None:
         """For the status: the last request's ``id``, why it was ``refused`` or "", whether it is still ``waiting``."""
-        taken, waits = self._taken, self._waiting is not None
-        if not taken or taken["refused"]:
-            return taken and taken | {"waiting": False}
-        if waits and self._loop.iterations >= self._begins_at:
-            return taken | {"refused": f"not every rank followed by iteration {self._begins_at}", "waiting": False}
-        return taken | {"waiting": waits or self._loop.changing}
+        (id_, refused), waits = self._taken, self._waiting is not None
+        if not refused and waits and self._loop.iterations >= self._begins_at:
+            refused = f"not every rank followed by iteration {self._begins_at}"
+        if not id_ and not refused:
+            return None
+        return {"id": id_, "refused": refused, "waiting": not refused and (waits or self._loop.changing)}
 
     def agree(self, final: bool) -> None:
         """Say that this rank follows, and change over once all do; beside :meth:`look`, as the store may hang, too.
@@ -180,7 +181,7 @@ class ControlReader:
             self._waiting = (wish, policy) if together else None  # what was asked for before is void
             if not together:  # for nobody else, or nothing is paced before or after
                 self._loop.change(wish.mode, policy, wish.from_iteration)
-        self._taken = {"id": wish.id, "refused": ""}
+        self._taken = wish.id, ""
 
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
         """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
@@ -197,5 +198,5 @@ class ControlReader:
         return "" if same else f"policy {wish.policy} is another one here than where it was set"[:300]
 
     def _refuse(self, id_: str, why: str) -> None:
-        self._taken = {"id": id_, "refused": why}
+        self._taken = id_, why
         self._loop.messages.log_once(f"paceenv live set: not followed: {why}")

@@ -9,7 +9,7 @@ from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
-from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text
 from paceenv.live.record.summary import held, shadowed
 from paceenv.ui import output
 
@@ -49,19 +49,22 @@ def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
     return sorted(snapshots, key=order)[:WORST]
 
 
-def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> None:
-    """A line per rank."""
-    title, below = _title(run, attempt, snapshots), "\n".join(notes(run, snapshots))
-    output.print_table(title, COLUMNS, _rows(snapshots, COLUMNS), below)
-
-
-def print_worst(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], findings: Findings | None) -> None:
-    """Findings and the :data:`WORST` ranks in about 24 lines."""
-    shown, texts = worst(snapshots, time.time()), entry(findings or {}, "text")
-    lines = (texts if isinstance(texts, list) else [])[:MOST_FINDINGS]
-    lines += [note for note in notes(run, snapshots) if note not in lines]
-    title = f"{_title(run, attempt, snapshots)}; the {len(shown)} worst"
-    output.print_screen([title, *lines], NARROW, _rows(shown, NARROW))
+def print_status(
+    run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], findings: Findings | None, *, few: bool
+) -> None:
+    """A line per rank; or, with ``few``, the findings and the :data:`WORST` ranks in about 24 lines."""
+    newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
+    size, below = number(newest, "world_size"), notes(run, snapshots)
+    title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(size)} rank{'s' * (size != 1.0)}"
+    shown, columns = (worst(snapshots, time.time()), NARROW) if few else (snapshots, COLUMNS)
+    cells = [_cells(snapshot, time.time()) for snapshot in shown]
+    rows = [[of[name] for name in columns] for of in cells]
+    if not few:
+        output.print_table(title, columns, rows, "\n".join(below))
+        return
+    lines: list[str] = findings["text"][:MOST_FINDINGS] if findings else []
+    below = [note for note in below if note not in lines]
+    output.print_screen([f"{title}; the {len(shown)} worst", *lines, *below], columns, rows)
 
 
 def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
@@ -72,12 +75,6 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     lines += describe_end(snapshots)
     lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
     return list(filter(None, [*lines, *run.notes]))
-
-
-def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:
-    newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    size = number(newest, "world_size")
-    return f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(size)} rank{'s' * (size != 1.0)}"
 
 
 def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -108,11 +105,6 @@ def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
         "pacing": text(snapshot, "canary", "verdict") or "-",
         "heard": _heard(snapshot, now_s),
     }
-
-
-def _rows(snapshots: Sequence[Snapshot], columns: Sequence[str]) -> list[list[str]]:
-    now_s = time.time()
-    return [[cells[name] for name in columns] for cells in (_cells(snapshot, now_s) for snapshot in snapshots)]
 
 
 def _arrives(snapshot: Snapshot) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paceenv.live.accounts import Accounts
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy
@@ -79,8 +78,8 @@ class Loop:
         self._in_a_group_only = in_a_group_only
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self.steps, self.history = Steps(self.log, lambda delay: self.control.settle(delay)), History()
-        self.accounts = Accounts(self.log, self.hooks, self.history)
+        self.steps = Steps(self.log, lambda *delay: self.control.settle(*delay))
+        self.history = History(self.log.kinds)
         self.taking, self._thread = threading.RLock(), -1
         self._takes_here = self.control.decides
         """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
@@ -269,7 +268,7 @@ class Loop:
             return ""
         if self.log.stamps.dropped:
             return f"{self.log.stamps.dropped} CUDA events could not be recorded"
-        if not self.steps.shape.known and not self.accounts.waiting:
+        if not self.steps.shape.known and not self.history.waiting:
             return "no collective was seen in them"
         return "none of them could be read"
 
@@ -278,11 +277,12 @@ class Loop:
         with self.taking:
             if not self._takes_here or threading.get_ident() == self._thread:
                 self._read()
-            self.accounts.measure(self.steps.watched)
+            if (cost_s := self.hooks.visit(self.log, self.steps.watched)) is not None:
+                self.history.add_overhead(cost_s)
             if self.control.mode == "off":
-                self.accounts.waiting.clear()
+                self.history.waiting.clear()
                 return
-            self.accounts.settle()
+            self.history.settle()
             if (why := self.why_nothing_is_measured()) != "":
                 self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
             self._checkpoints.install()
@@ -326,7 +326,7 @@ class Loop:
                 if not steps.inside:
                     control.skip()
                 continue
-            self.accounts.add(step)
+            self.history.add(step)
             if not step.regular:
                 control.skip()
             elif control.decides:

@@ -136,7 +136,7 @@ class Output:
             "stamps": {"dropped": loop.log.stamps.dropped},
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
-            "trace": trace | {"dropped": trace["dropped"] + loop.accounts.left_out},
+            "trace": trace | {"dropped": trace["dropped"] + loop.history.left_out},
             "control": control,
             "events": list(loop.messages.events),
         }
@@ -213,20 +213,15 @@ class Output:
                 loop.downgrade(known.why)
 
     def _record(self, out: Path) -> None:
-        from paceenv.live.record.recorder import TraceRecorder, rank_header
+        from paceenv.live.record.recorder import TraceRecorder
 
         loop, mode = self._loop, self._loop.control.chosen
-        header = rank_header(
-            self._options.job,
-            {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {},
-            rank=loop.rank,
-            world_size=loop.world_size,
-            attempt=loop.identity.attempt,
-            locality=self._locality,
-        )
+        job = {"name": self._options.job, "ranks": loop.world_size}
+        job |= {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {}
+        rank = {"rank": loop.rank, "dp_rank": loop.rank, "stage": 0} | self._locality
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
-        self._recorder = TraceRecorder(out, header, flush_s=flush_s)
-        loop.accounts.on_batch = self._recorder.add
+        self._recorder = TraceRecorder(out, job, rank, flush_s=flush_s)
+        loop.history.on_batch = self._recorder.add
         self._housekeeping.add("the trace", 1.0, self._write_trace)
 
     def _write_trace(self, final: bool) -> None:

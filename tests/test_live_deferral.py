@@ -112,7 +112,7 @@ def random_calls(seed: int, hold: bool) -> dict[str, Any]:
             agent.tick()
     for work in pending:
         work.wait()
-    held = deferral.count
+    held = deferral.late.count
     agent.detach()
     for name, found in plain.items():
         setattr(dist.ProcessGroup, name, found)
@@ -182,11 +182,11 @@ def timed() -> dict[str, Any]:
     if rank == 1:
         work.wait()
     took_s, deferral = time.monotonic() - start_s, agent._loop.deferral
-    while rank == 0 and not deferral.count:
+    while rank == 0 and not deferral.late.count:
         time.sleep(0.01)
     work.wait()
     agent.detach()
-    return {"took_s": took_s, "held_s": deferral.total_s, "kind": type(work).__name__, "sum": tensor.tolist()}
+    return {"took_s": took_s, "held_s": deferral.late.total_s, "kind": type(work).__name__, "sum": tensor.tolist()}
 
 
 def test_the_timer_starts_what_nobody_asks_for(together: Together) -> None:
@@ -268,7 +268,7 @@ def killed(kill_file: str) -> dict[str, Any]:
         work.wait()
     else:
         Path(kill_file).touch()
-        while not agent._loop.deferral.count:
+        while not agent._loop.deferral.late.count:
             time.sleep(0.01)
     took_s = time.monotonic() - start_s
     work.wait()
@@ -375,7 +375,7 @@ def not_held() -> dict[str, Any]:
     kinds["reducer"] = type(work).__name__
     work.wait()
     said = [event["text"] for event in agent._loop.messages.events]
-    counted = agent._loop.deferral.count
+    counted = agent._loop.deferral.late.count
     agent.detach()
     return {"kinds": kinds, "said": said, "count": counted}
 

@@ -27,7 +27,7 @@ from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.batch import Kind
 from paceenv.live.record import segments
 from paceenv.live.record.merge_segments import segment_rows, write_merged
-from paceenv.live.record.run_folder import MAX_STATUS_BYTES, RunFolder, host_folder, status_path, write_status
+from paceenv.live.record.run_folder import MAX_STATUS_BYTES, RunFolder, rank_file, write_status
 from paceenv.live.record.snapshot import SCHEMA
 from paceenv.live.record.summary import summarise
 
@@ -42,7 +42,7 @@ def rows_of(trace: Trace, rank: int, op: str) -> dict[str, Any]:
 
 def path_of(folder: Path, rank: int) -> Path:
     """The status file of a rank of :func:`snapshot`."""
-    return status_path(folder, ATTEMPT, f"node{rank // 2}", rank)
+    return rank_file(folder, ATTEMPT, rank, ".json")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,6 @@ def test_a_status_comes_back_by_rank_and_the_path_says_whose_it_is(tmp_path: Pat
     for rank in (1, 0):
         write_status(tmp_path, snapshot(rank, step={"mean_s": np.float64(0.1), "cv": float("nan")}))
     content = {"schema": SCHEMA, "rank": True, "attempt": LATER, "world_size": [], "host": 7, "unix_time_s": None}
-    path_of(tmp_path, 3).parent.mkdir()
     path_of(tmp_path, 3).write_text(json.dumps(content))
     statuses = RunFolder(tmp_path).statuses(ATTEMPT)
     assert [(s["rank"], s["attempt"]) for s in statuses] == [(rank, ATTEMPT) for rank in (0, 1, 3)]
@@ -80,7 +79,7 @@ def test_a_status_comes_back_by_rank_and_the_path_says_whose_it_is(tmp_path: Pat
 def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:
     write_status(tmp_path, snapshot(0))
     record(tmp_path, 5, world_size=4)
-    place = tmp_path / ATTEMPT / "node0"
+    place = tmp_path / ATTEMPT
     for rank in (1, 2, 3):
         os.mkfifo(place / f"rank{rank:05d}.json")
         os.mkfifo(place / f"rank{rank:05d}-000.pace")
@@ -110,16 +109,6 @@ def test_a_folder_that_is_none_says_so(tmp_path: Path, made: str | None, problem
         (place / made).mkdir(parents=True)
     with pytest.raises(InputError, match=problem):
         RunFolder(place)
-
-
-@given(st.text(min_size=1, max_size=100), st.text(min_size=1, max_size=100))
-def test_a_host_has_a_folder_of_its_own_whatever_its_name(one: str, other: str) -> None:
-    names = host_folder(one), host_folder(other)
-    assert (names[0] == names[1]) == (one == other)
-    for name in names:
-        assert len(name.encode()) < 100
-        assert name == Path(name).name
-        assert not name.startswith(".")
 
 
 # The merge

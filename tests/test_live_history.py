@@ -41,7 +41,7 @@ def one_step(
     """The account of a step of a second with these operations: kind, start and end in it."""
     history = History()
     rows = [(0, kind, start, end) for kind, start, end in operations]
-    history.add(make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds, still_s=still_s))
+    history.take(make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds, still_s=still_s))
     return history
 
 
@@ -51,7 +51,7 @@ def total_s(history: History, op: str) -> float:
 
 def test_parts_add_up_to_the_step() -> None:
     history = History()
-    history.add(steps(0, 5, ticks=4))
+    history.take(steps(0, 5, ticks=4))
     parts = history.as_dict()["parts"]
     assert parts == pytest.approx({"compute_s": 0.04, "collective_s": 0.03, "barrier_s": 0.02, "pacing_s": 0.01})
     assert sum(value for value in parts.values() if value is not None) == pytest.approx(
@@ -63,7 +63,7 @@ def test_parts_add_up_to_the_step() -> None:
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
     history = History()
-    history.add(make_batch([]))
+    history.take(make_batch([]))
     for found in (history.as_dict()[name] for name in ("parts", "step", "wait", "overhead")):
         assert set(found.values()) == {None}
     assert history.as_dict()["collectives"] == []
@@ -90,12 +90,12 @@ def test_a_collective_on_another_stream_tells_arrivals_and_costs_what_the_comput
 
 def test_marked_steps_and_outliers_are_left_out() -> None:
     history = History()
-    history.add(steps(0, 40))
+    history.take(steps(0, 40))
     before = history.as_dict()["own"], history.as_dict()["collectives"], history.count
-    history.add(steps(40, 3, own_s=0.5, mark=1))
-    history.add(steps(43, 1, own_s=60.0))
+    history.take(steps(40, 3, own_s=0.5, mark=1))
+    history.take(steps(43, 1, own_s=60.0))
     assert (history.as_dict()["own"], history.as_dict()["collectives"], history.count) == before
-    history.add(steps(44, 1, own_s=0.2))  # long, but a step of the job
+    history.take(steps(44, 1, own_s=0.2))  # long, but a step of the job
     assert history.count == 41
 
 
@@ -110,7 +110,7 @@ def account(first: int, last: int, chunk: int, own: Callable[[int], float] = own
     for begin in range(first, last, chunk):
         number = min(chunk, last - begin)
         parts = [steps(begin + i, 1, own_s=own(begin + i)) for i in range(number)]
-        history.add(joined(parts))
+        history.take(joined(parts))
     return {**history.as_dict()["own"]["blocks"], "collectives": history.as_dict()["collectives"]}
 
 

@@ -27,7 +27,6 @@ from paceenv.policies.rules import Static
 
 LIVE = Path(__file__).parent.parent / "live"
 INSIDE = (
-    "accounts",
     "loop",
     "observe.backward",
     "observe.collective_calls",

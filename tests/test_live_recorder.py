@@ -24,7 +24,7 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
         target.add(batch(100, first=first, delay_s=0.001))
         target.flush()
     [path] = segment_files(tmp_path)
-    assert path == tmp_path / ATTEMPT / "node0" / "rank00000-000.pace"
+    assert path == tmp_path / ATTEMPT / "rank00000-000.pace"
     (header, found, note), expected = read_segment(path), batch(100, first=200, delay_s=0.001)
     assert (note, len(found.iterations_T), len(found.operations_N)) == ("", 300, 600)
     assert found.iterations_T[200:].tobytes() == expected.iterations_T.tobytes()
@@ -54,7 +54,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path, monkeypa
     target = recorder(tmp_path)
     for first in range(0, 40_000, 1000):
         target.add(batch(1000, first=first))
-        with pytest.raises(NotADirectoryError):
+        with pytest.raises(FileExistsError):
             target.write(True)
     assert target._bytes() <= module.KEPT_BYTES
     kept = sum(len(waiting.iterations_T) for waiting in target._waiting)
@@ -74,7 +74,7 @@ def test_nothing_is_written_before_the_attempt_is_known(tmp_path: Path) -> None:
     target.attempt = ATTEMPT
     target.flush()
     [path] = segment_files(tmp_path)
-    assert read_segment(path)[0]["job"]["attempt"] == path.parts[-3] == ATTEMPT
+    assert read_segment(path)[0]["job"]["attempt"] == path.parent.name == ATTEMPT
 
 
 def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
@@ -128,7 +128,6 @@ def test_a_file_that_somebody_touched_is_left_alone(tmp_path: Path, what: str) -
         path.unlink()
     if what == "a folder removed":
         path.parent.rmdir()
-        path.parents[1].rmdir()
     elif what == "replaced":
         path.write_bytes(b"mine")
     elif what == "a fifo":

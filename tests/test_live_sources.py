@@ -140,16 +140,16 @@ def test_the_reduction_of_a_ddp_model_is_one_operation(group: None, hook: Any, f
 
 def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
-    monkeypatch.setattr("paceenv.live.accounts.MAX_DONE", 10)
+    monkeypatch.setattr("paceenv.live.record.history.MAX_WAITING", 10)
     loop = agent._loop
     with loop.taking:
         for _ in range(30):
             distributed.all_reduce(torch.ones(1))
             agent.tick()
         loop._read()
-        assert 0 < len(loop.accounts.waiting) <= 10
-        assert loop.accounts.left_out > 10
-    assert agent.summary()["trace"]["dropped"] == loop.accounts.left_out
+        assert 0 < len(loop.history.waiting) <= 10
+        assert loop.history.left_out > 10
+    assert agent.summary()["trace"]["dropped"] == loop.history.left_out
 
 
 def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(

@@ -25,7 +25,7 @@ class Rank:
     def __init__(self, *, alone: bool = False) -> None:
         self.now_s = 1.0
         self.log = Log(HostStamps(lambda: self.now_s))
-        self.steps = Steps(self.log, lambda delay: 0.0)
+        self.steps = Steps(self.log, lambda delay, iteration: 0.0)
         self.steps.alone = alone
 
     def compute(self) -> None:

@@ -86,7 +86,7 @@ class DeviceActuator(HostActuator):
 
 
 class DelayLengths:
-    """The lengths of a rank's delays."""
+    """The lengths of a rank's delays, seconds."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -214,12 +214,13 @@ class Control:
         self._holds += allowed_s > 0.0
         return 0.0 if isinstance(self._in_force, Shadow) else allowed_s
 
-    def settle(self, delay: Delay) -> float:
-        """The effective length of a delay that can be read now, seconds."""
+    def settle(self, delay: Delay, iteration: int) -> float:
+        """The effective length of a delay at the start of an iteration, seconds; it can be read now."""
         effective_s = self._actuator.settle(delay)
         if not effective_s:
             return 0.0
-        self._taken.add(effective_s)
+        if iteration >= self.begins_at:  # else it was asked for in the mode before
+            self._taken.add(effective_s)
         if delay.cycles and effective_s > delay.slept_s:  # the device's clock was slower
             self.guard.taken(effective_s - delay.slept_s, self._clock())
         return effective_s

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceenv.core.pacing import releases
+from paceenv.live.decide.actuator import DelayLengths
 from paceenv.live.observe.collective_calls import FUNCTIONS, METHODS
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import LISTS, Log
@@ -82,8 +83,8 @@ class Deferral:
     def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
         self.hold_s = 0.0
         """How long each transfer is held back from now on, seconds; 0 holds nothing."""
-        self.count, self.total_s, self.longest_s = 0, 0.0, 0.0
-        """Transfers that were started later than asked for, and by how long, seconds."""
+        self.late = DelayLengths()
+        """Transfers that were started later than asked for, and by how long."""
         self._chosen = frozenset(filter(None, (part.strip() for part in chosen.split(","))))
         self._log, self._hooks, self._log_once = log, hooks, log_once
         self._off, self._recent_s = not self._chosen, 0.0
@@ -153,7 +154,7 @@ class Deferral:
 
     def counts(self) -> dict[str, float]:
         """What was held back so far, as a snapshot has it: transfers, their sum and the longest, seconds."""
-        return {"held": self.count, "held_s": self.total_s, "held_max_s": self.longest_s}
+        return {"held": self.late.count, "held_s": self.late.total_s, "held_max_s": self.late.longest_s}
 
     def release(self, group: int | None = None) -> None:
         """Start everything that is held, of one group or of all, in order."""
@@ -171,9 +172,8 @@ class Deferral:
             finally:
                 transfer.start()
                 late_s = max(time.monotonic() - transfer.asked_s, 0.0)
-                self.count += 1
-                self.total_s += late_s
-                self.longest_s, self._recent_s = max(self.longest_s, late_s), max(self._recent_s, late_s)
+                self.late.add(late_s)
+                self._recent_s = max(self._recent_s, late_s)
         if not queue:
             self._held.pop(key, None)
 
@@ -238,7 +238,7 @@ class Deferral:
             self._remember(group, why)
         with self._lock:  # a start by the timer is counted by PyTorch first and then by us
             if known.opaque or known.unseen():
-                why = "PyTorch's C++ starts collectives there, too"
+                why = "PyTorch's C++ starts collectives there, too, or lists are scattered"
         if why:
             self._refuse(group, why)
         return not why

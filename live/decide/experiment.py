@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,22 +34,18 @@ NEGLIGIBLE_DELAY_SHARE = 1e-3
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The result of a comparison: ``gain`` is the relative fall of mean step time, with the evaluation's interval.
+class Verdict(NamedTuple):
+    """The result of a comparison, as a snapshot has it: ``gain`` is the relative fall of mean step time.
 
-    ``text`` is the result as a sentence. Before the first evaluation there is no gain.
+    ``low`` and ``high`` are the evaluation's interval. Before the first evaluation there is no gain.
     """
 
-    kind: Kind
-    gain: Interval | None
-    pairs: int
+    verdict: Kind
     text: str
-
-    def as_dict(self) -> dict[str, Any]:
-        gain, low, high = self.gain or (None, None, None)
-        known = {"verdict": self.kind, "text": self.text, "gain": gain, "low": low, "high": high}
-        return {**known, "pairs": self.pairs}
+    gain: float | None
+    low: float | None
+    high: float | None
+    pairs: int
 
 
 class Comparison:
@@ -106,14 +101,14 @@ class Comparison:
 
     def _settle(self, new: Verdict) -> None:
         """Take over a verdict, unless it only says that a new comparison has fewer pairs than the one before."""
-        if not (self._earlier and new.kind == "insufficient evidence" and new.pairs < self.verdict.pairs):
+        if not (self._earlier and new.verdict == "insufficient evidence" and new.pairs < self.verdict.pairs):
             self.verdict = new
 
     def _evaluate(self, error_share: float) -> Verdict:
         n, error = self.pairs, self.mean.error
         if n < FIRST_EVALUATION_PAIRS:  # no evaluation yet, so no error share is spent
             waits = f"insufficient evidence: {n} of at least {FIRST_EVALUATION_PAIRS} pairs of blocks"
-            return Verdict("insufficient evidence", None, n, waits)
+            return Verdict("insufficient evidence", waits, None, None, None, n)
         gain = differences.gain(self.mean.interval(error_share))
         undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
         kind: Kind = "insufficient evidence"
@@ -124,7 +119,7 @@ class Comparison:
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
         elif gain.high < MIN_GAIN or (undelayed and (gain.value < MIN_GAIN or self.mean.value > -2 * error)):
             kind = "does not help"
-        return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
+        return Verdict(kind, _sentence(kind, gain, n, undelayed), *gain, n)
 
 
 def _sentence(kind: Kind, gain: Interval, pairs: int, undelayed: bool) -> str:
@@ -197,7 +192,7 @@ class Experiment(Mode):
             return None
         ratio = float(differences.log_ratio(each_s[off], each_s[on], ticks[off], ticks[on]))
         evaluated = candidate.take(ratio, float(delay_s[on].sum()), float((each_s[on] * ticks[on]).sum()))
-        return number if evaluated and candidate.verdict.kind == "hurts" else None
+        return number if evaluated and candidate.verdict.verdict == "hurts" else None
 
     def final(self) -> None:
         """The last evaluation of every candidate that still paces, at the end of the job."""
@@ -214,10 +209,10 @@ class Experiment(Mode):
     def as_dict(self) -> dict[str, Any]:
         of, leader = self.candidates, self.leading
         listed = [
-            {"name": one.name, **one.verdict.as_dict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
+            {"name": one.name, **one.verdict._asdict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
             for k, one in enumerate(of)
         ]
-        canary = leader.verdict.as_dict() | {"candidates": listed}
+        canary = leader.verdict._asdict() | {"candidates": listed}
         if len(of) > 1:
             canary["text"] = f"{leader.name}: {leader.verdict.text}"
         return {"canary": canary}

@@ -14,10 +14,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from paceenv.live.observe.log import Log
+
 Function = Callable[..., Any]
 
 CALL_S, PASS_S = 0.5e-6, 0.15e-6
 """What a call of one of ours takes before and after it can be measured, and what passing on a call takes, seconds."""
+MEASURED_EVERY = 16
+"""The agent's own cost is measured from one of so many visits of the housekeeping thread to the next after which an
+iteration was watched."""
 
 
 class Hooks:
@@ -32,7 +37,9 @@ class Hooks:
         self.watching = False
         """Whether the iteration under way is watched; what only watches does nothing in any other."""
         self._clock, self._reading_s = clock, 0.0
-        self._measures, self._calls, self._spent_s = False, 0, 0.0
+        self._measures, self._calls, self._spent_s, self._visits = False, 0, 0.0, 0
+        self._since: tuple[int, float] | None = None
+        """While the cost is measured: iterations watched and seconds waited for the device before."""
         self._replaced: list[tuple[Any, str, Any, Function]] = []
         self._handles: list[Any] = []
 
@@ -77,24 +84,26 @@ class Hooks:
                 raise
             self.active = False
 
-    def measure(self, on: bool) -> None:
-        """Measure the cost of our functions from now on, or no longer."""
-        if on:
-            self._calls, self._spent_s = 0, 0.0
-            self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
-        self._measures = on
+    def visit(self, log: Log, watched: int) -> float | None:
+        """The housekeeping thread comes by, ``watched`` iterations into the job; now and then: what our functions cost.
 
-    def cost_s(self, watched: int, every: int, waited_s: float) -> float:
-        """The cost of an iteration: CPU seconds of the threads that called our functions; a delay's sleep takes none.
-
-        Args:
-            watched: iterations that were watched while it was measured,
-            every: of which there is one in so many; the calls of the others are only passed on,
-            waited_s: seconds of it in which a GPU took no more work.
+        It is that of an iteration: CPU seconds of the threads that called them. A delay's sleep takes none, and what
+        waited for a GPU that took no more work is not ours.
         """
-        spent_s = max(self._spent_s - waited_s, 0.0)
-        watched_s = (spent_s + (CALL_S - self._reading_s) * self._calls) / watched
-        return (watched_s + (every - 1) * PASS_S * 0.5 * self._calls / watched) / every
+        self._visits += 1
+        stamps = log.stamps
+        if self._since is None and self._visits % MEASURED_EVERY == 2:
+            self._calls, self._spent_s, self._since = 0, 0.0, (watched, stamps.waited_s)
+            self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
+            self._measures = stamps.measures = True
+        elif self._since is not None and watched > self._since[0]:
+            self._measures = stamps.measures = False
+            (before, waited_s), self._since = self._since, None
+            spent_s = max(self._spent_s - (stamps.waited_s - waited_s), 0.0)
+            watched_s = (spent_s + (CALL_S - self._reading_s) * self._calls) / (watched - before)
+            # of iterations that are not watched, the calls are only passed on
+            return (watched_s + (log.every - 1) * PASS_S * 0.5 * self._calls / (watched - before)) / log.every
+        return None
 
     def _measured(self, function: Function, *args: Any) -> Any:
         start_s = self._clock()

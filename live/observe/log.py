@@ -56,9 +56,8 @@ class Group:
     """A process group as the agent knows it.
 
     ``listed`` has its global ranks (``0-3,8``), ``seen`` counts the collectives that were started in it, and
-    ``opaque`` is true where PyTorch's C++ starts collectives by itself, so that nothing can be said about their number.
-    ``lists`` is how many the group counts for a reduce-scatter of lists, 0 while that is unknown: gloo makes it of as
-    many reductions as there are ranks, NCCL does not.
+    ``opaque`` is true where nothing can be said about their number: PyTorch's C++ starts some by itself, or there are
+    reduce-scatters of lists, which gloo counts as one reduction for each rank.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Group:
     ) -> None:
         self.number, self.name, self.member, self.size = number, name, member, size
         self.listed = format_list(ranks) if ranks is not None else None
-        self.seen, self.lists, self.opaque = 0, 0, False
+        self.seen, self.opaque = 0, False
         # weak: a reference that keeps a process group would change when it is destroyed
         self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
         self._first = None if begun else self.counted()
@@ -97,12 +96,10 @@ class Group:
         """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
         if self._first is None:
             self._first = self.counted()
-        elif method != LISTS:
-            self.seen += 1
         else:
-            if not self.lists:
-                self.lists = self.size if self.unseen() == self.size else 1
-            self.seen += self.lists
+            self.seen += 1
+        if method == LISTS:
+            self.opaque = True
 
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""

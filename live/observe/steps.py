@@ -31,7 +31,7 @@ part of the iterations so far, so that a rank that turns late is named soon in a
 class Steps:
     """The steps of one rank."""
 
-    def __init__(self, log: Log, settle: Callable[[Any], float]) -> None:
+    def __init__(self, log: Log, settle: Callable[[Any, int], float]) -> None:
         self._log, self._settle, self.alone = log, settle, False
         self.shape = Shape(log.groups, log.kinds)
         self.every = 1
@@ -97,7 +97,7 @@ class Steps:
                 last_s, last = end_s, logged[place][2]
         self._ticks += 1
         self._mark = mark or self._mark
-        if delay is not None and (delay_s := self._settle(delay)):
+        if delay is not None and (delay_s := self._settle(delay, number)):
             begin_s = stamps.seconds(delay.before)
             self._paced = (begin_s, begin_s + delay_s)
         if isinstance(stamps, HostStamps):

@@ -8,15 +8,23 @@ Legend: T iterations of a batch, N operations, K kinds of collectives, B blocks.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.observe.batch import STREAM, THREAD, Batch
+from paceenv.live.observe.batch import ITERATION, OPERATION, STREAM, THREAD, Batch, Kind
 from paceenv.live.observe.log import Group
+from paceenv.live.observe.step import Step
 
+CHUNK_ITERATIONS = 256
+"""Steps that are taken in at a time."""
+MAX_WAITING = 200_000
+"""Steps and their operations that wait; with more, steps are left out of history and trace."""
+MAX_MARKS, OTHER_MARKS = 200, "other marks"
+"""Different marks, and the name of all that come after."""
 KEPT_ITERATIONS = 4096
 BLOCKS, BLOCK_ITERATIONS = 64, 1
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
@@ -36,9 +44,19 @@ _OTHER = ("other", -1)
 
 
 class History:
-    """Accounts of one rank, all times in seconds. Not safe for two threads at once."""
+    """Accounts of one rank, all times in seconds. Only :meth:`add` may be called while another thread is in it.
 
-    def __init__(self) -> None:
+    Args:
+        kinds: of the operations; the list may grow.
+    """
+
+    def __init__(self, kinds: Sequence[Kind] = ()) -> None:
+        self.on_batch: Callable[[Batch], None] = lambda batch: None
+        """Called with every batch of steps, on the thread that takes them in."""
+        self.waiting = deque[Step]()
+        self.left_out = 0
+        """Steps that are neither here nor in the trace, because the thread that takes them in was held up."""
+        self._kinds, self._marks = kinds, [""]
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
         """Steps that were measured."""
@@ -54,7 +72,39 @@ class History:
         self._side = {"seconds": 0.0, "streams_s": 0.0}
         """Seconds in collectives of other threads, and in those on other CUDA streams."""
 
-    def add(self, batch: Batch) -> None:
+    def add(self, step: Step) -> None:
+        """A step that is over; it waits for :meth:`settle`."""
+        if len(self.waiting) * (1 + len(step.operations)) < MAX_WAITING:  # steps are alike
+            self.waiting.append(step)
+        else:
+            self.left_out += 1
+
+    def settle(self) -> None:
+        """Take in the steps that wait, and bring them to whoever else wants them."""
+        done = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        for i in range(0, len(done), CHUNK_ITERATIONS):
+            batch = self._batch(done[i : i + CHUNK_ITERATIONS])
+            self.take(batch)
+            self.on_batch(batch)
+
+    def _batch(self, done: list[Step]) -> Batch:
+        marks = self._marks
+        for mark in sorted({step.mark for step in done} - set(marks)):
+            if len(marks) < MAX_MARKS:
+                marks.append(mark if len(marks) < MAX_MARKS - 1 else OTHER_MARKS)
+        numbers = {mark: number for number, mark in enumerate(marks)}
+        rows = [
+            (*step[:5], step.barrier_s, step.still_s, step.ticks, numbers.get(step.mark, len(marks) - 1), step.regular)
+            for step in done
+        ]
+        columns = np.array([operation for step in done for operation in step.operations], float).reshape(-1, 3)
+        operations_N = np.empty(len(columns), OPERATION)
+        operations_N["place"] = np.repeat(np.arange(len(done)), [len(step.operations) for step in done])
+        for name, column in zip(("kind", "start_s", "end_s"), columns.T, strict=True):
+            operations_N[name] = column
+        return Batch(np.array(rows, ITERATION), operations_N, tuple(self._kinds), tuple(marks))
+
+    def take(self, batch: Batch) -> None:
         """Take in the steps of a batch; marked ones are left out."""
         of_T, of_N, place_N = batch.iterations_T, batch.operations_N, batch.operations_N["place"]
         if not len(of_T):

@@ -3,13 +3,14 @@
 That of rank 0 says of all ranks who is late.
 Metrics are made on request, on a thread of the server; nothing is added to an iteration. The server has its own
 registry, separate from the job's own Prometheus metrics. A port in use is reported once, and the job goes on without.
-Names and units are in :data:`paceenv.live.record.snapshot.QUANTITIES` and :data:`CHOICES`.
+A metric's name is that of the number in the snapshot: ``step.mean_s`` is ``paceenv_live_step_mean_seconds``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,15 +19,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from paceenv.live.options import MODES
-from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import ARRIVALS, VERDICTS, Snapshot, entry, number, text
 
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
 REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
-
-
+SERVED: Final = ("step", "parts", "wait", "arrival", "pacing", "canary", "overhead")
+"""Fields of the snapshot whose numbers are served, beside :data:`WHOLE`."""
+WHOLE: Final = ("world_size", "unix_time_s", "iterations")
+COUNTERS: Final = {"iterations", "pacing_asked", "pacing_taken", "pacing_held"}
 CHOICES: Final = (
     ("state", "The mode in force.", ("state",), MODES),
     ("arrival", "How this rank arrives at the collective.", ("arrival", "verdict"), ARRIVALS),
@@ -44,22 +47,26 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
-            rows = [([text(one, "job"), str(entry(one, "rank"))], one) for one in self._snapshots()]
-            families: list[Metric] = []
-            for quantity in QUANTITIES:
-                kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
-                family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
-                for whose, one in rows:
-                    if (value := number(one, *quantity.path)) is not None:
-                        family.add_metric(whose, value)
-                families.append(family)
-            for name, meaning, path, words in CHOICES:
-                states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
-                for whose, one in rows:
+            families: dict[str, Any] = {}
+            for one in self._snapshots():
+                whose = [text(one, "job"), str(entry(one, "rank"))]
+                for name, value in _numbers(one).items():
+                    kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+                    family = families.setdefault(name, kind(PREFIX + name, name.replace("_", " "), labels=LABELS))
+                    family.add_metric(whose, value)
+                for name, meaning, path, words in CHOICES:
                     if word := text(one, *path):
+                        states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
+                        states = families.setdefault(name, states)
                         states.add_metric(whose, {possible: possible == word for possible in words})
-                families.append(states)
-            yield from (family for family in families if family.samples)
+            yield from families.values()
+
+
+def _numbers(snapshot: Snapshot) -> dict[str, float]:
+    """The numbers that are served, by name."""
+    paths = [(name,) for name in WHOLE] + [(field, name) for field in SERVED for name in entry(snapshot, field) or ()]
+    found = {"_".join(path): number(snapshot, *path) for path in paths}
+    return {re.sub("_s$", "_seconds", name): value for name, value in found.items() if value is not None}
 
 
 class MetricsServer:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceenv.live.observe.batch import Batch
-from paceenv.live.record.run_folder import segment_path
+from paceenv.live.record.run_folder import rank_file
 from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes
 
 SOURCE: Final = "paceenv live"
@@ -31,36 +31,21 @@ MAX_FILES: Final = 8
 """Of a rank; from :data:`FILE_BYTES` on a next one begins, and the oldest goes."""
 
 
-def rank_header(
-    job: str,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    rank: int,
-    world_size: int,
-    attempt: str,
-    locality: Mapping[str, Any],
-) -> dict[str, Any]:
-    about = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
-    entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
-    entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
-    return {"source": SOURCE, "job": about, "rank": entry}
-
-
 class TraceRecorder:
     """Takes batches and appends them to the segments of one rank.
 
     ``attempt`` is the start of the job's processes; while it is "", nothing is written, and it may be set at any time.
 
     Args:
-        header: of this rank (:func:`rank_header`).
+        job: what the trace's metadata says of the job, its ``name`` and more.
+        rank: what they say of this rank, its number as ``rank`` and more.
         flush_s: seconds between two flushes, unless there is much to write.
     """
 
-    def __init__(self, folder: str | Path, header: Mapping[str, Any], *, flush_s: float = 30.0) -> None:
-        entry = header["rank"]
-        self.attempt = str(header["job"]["attempt"])
-        self._folder, self._host, self._rank = Path(folder), str(entry.get("host", "")), int(entry["rank"])
-        self._header = dict(header)
+    def __init__(
+        self, folder: str | Path, job: Mapping[str, Any], rank: Mapping[str, Any], *, flush_s: float = 30.0
+    ) -> None:
+        self.attempt, self._folder, self._job, self._rank = "", Path(folder), dict(job), dict(rank)
         self._flush_s, self._flushed_s, self._waiting = flush_s, time.monotonic(), deque[Batch]()
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
@@ -109,7 +94,7 @@ class TraceRecorder:
         descriptor = self._open()
         try:
             kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
-            header = self._header | {"job": self._header["job"] | {"attempt": self.attempt}}
+            header = {"source": SOURCE, "job": self._job | {"attempt": self.attempt}, "rank": self._rank}
             content = flush_bytes(batches, kinds, marks, None if self._size else header)
             written = 0
             while written < len(content):  # once, except where a disk is filling up
@@ -132,7 +117,7 @@ class TraceRecorder:
         """The current file, if it is as this process left it and not full; else a new one."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         usable = 0 < self._size < FILE_BYTES and self._flushes < MAX_FLUSHES
-        if usable and self._own[-1].parent == segment_path(*self._place(), 0).parent:
+        if usable and self._own[-1].parent == self._folder / self.attempt:
             with contextlib.suppress(OSError):  # removed or replaced, say
                 descriptor = os.open(self._own[-1], flags)
                 status = os.fstat(descriptor)
@@ -141,7 +126,7 @@ class TraceRecorder:
                 os.close(descriptor)
         number = self._number + 1
         while True:
-            path = segment_path(*self._place(), number)
+            path = rank_file(self._folder, self.attempt, self._rank["rank"], f"-{number:03d}.pace")
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
@@ -154,6 +139,3 @@ class TraceRecorder:
         while len(self._own) > MAX_FILES:
             self._own.pop(0).unlink(missing_ok=True)
         return descriptor
-
-    def _place(self) -> tuple[Path, str, str, int]:
-        return self._folder, self.attempt, self._host, self._rank

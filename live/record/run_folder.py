@@ -2,10 +2,10 @@
 
 ::
 
-    DIR/<attempt>/<host>/rank00003.json        the rank's last snapshot
-    DIR/<attempt>/<host>/rank00003-000.pace    segments of its trace
-    DIR/<attempt>/summary.txt                  the page of rank 0; that of the last attempt also as DIR/summary.txt
-    DIR/control.json                           changes of mode at run time
+    DIR/<attempt>/rank00003.json        the rank's last snapshot
+    DIR/<attempt>/rank00003-000.pace    segments of its trace
+    DIR/<attempt>/summary.txt           the page of rank 0; that of the last attempt also as DIR/summary.txt
+    DIR/control.json                    changes of mode at run time
 
 An attempt is one start of the job's processes, named by the time and six hex digits (``20261123T053000-3f2a91``), so
 that names sort by time; all its ranks share the name. A file's path says of which attempt and rank it is. What is no
@@ -18,8 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +38,6 @@ MAX_STATUS_BYTES: Final = 1 << 20
 ATTEMPT: Final = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _STATUS_NAME = re.compile(r"rank(\d{5,9})\.json")
 _SEGMENT_NAME = re.compile(r"rank(\d{5,9})-(\d{3,9})\.pace")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_MAX_HOST = 64
 
 
 def status_period_s(world_size: int) -> float:
@@ -65,18 +62,9 @@ def is_silent(snapshot: Snapshot, now_s: float) -> bool:
     return not snapshot.get("final") and age is not None and age > patience_s(int(number(snapshot, "world_size") or 1))
 
 
-def host_folder(host: str) -> str:
-    """A host's name as the name of a folder: a changed one carries a checksum, so that two hosts stay apart."""
-    safe = _UNSAFE.sub("_", host)[:_MAX_HOST].lstrip(".") or "host"
-    return safe if safe == host else f"{safe}-{zlib.crc32(host.encode(errors='replace')):08x}"
-
-
-def status_path(folder: Path, attempt: str, host: str, rank: int) -> Path:
-    return folder / attempt / host_folder(host) / f"rank{rank:05d}.json"
-
-
-def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) -> Path:
-    return folder / attempt / host_folder(host) / f"rank{rank:05d}-{number:03d}.pace"
+def rank_file(folder: Path, attempt: str, rank: int, end: str) -> Path:
+    """A rank's file with this end of its name."""
+    return folder / attempt / f"rank{rank:05d}{end}"
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
@@ -97,7 +85,7 @@ def read_json(path: Path, most_bytes: int) -> Any:
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
     """Write a rank's snapshot completely or not at all. Raises InputError."""
-    path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
+    path = rank_file(folder, str(snapshot["attempt"]), int(snapshot["rank"]), ".json")
     atomic_write(path, json_bytes(snapshot))
 
 
@@ -123,15 +111,10 @@ class RunFolder:
         return self.attempts()[-1]
 
     def statuses(self, attempt: str) -> list[Snapshot]:
-        """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
-        newest: dict[int, Snapshot] = {}
-        for path, match in self._files(attempt, _STATUS_NAME):
-            rank = int(match[1])
-            if (status := self._read_status(path)) is not None:
-                known_s = number(newest.get(rank), "unix_time_s") or 0.0
-                if rank not in newest or (number(status, "unix_time_s") or 0.0) >= known_s:
-                    newest[rank] = status | {"rank": rank, "attempt": attempt}
-        return [newest[rank] for rank in sorted(newest)]
+        """The snapshots of an attempt's ranks, ordered by rank."""
+        read = [(int(match[1]), self._read_status(path)) for path, match in self._files(attempt, _STATUS_NAME)]
+        found = {rank: status | {"rank": rank, "attempt": attempt} for rank, status in read if status is not None}
+        return [found[rank] for rank in sorted(found)]
 
     def segments(self, attempt: str) -> dict[int, list[Path]]:
         """The segments of every rank in their order, by rank."""
@@ -145,12 +128,8 @@ class RunFolder:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _files(self, attempt: str, name: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
-        for host in _entries(self.path / attempt):
-            if not host.name.startswith(".") and host.is_dir():
-                for path in _entries(host):
-                    if match := name.fullmatch(path.name):
-                        yield path, match
+    def _files(self, attempt: str, name: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
+        return [(path, match) for path in _entries(self.path / attempt) if (match := name.fullmatch(path.name))]
 
     def _read_status(self, path: Path) -> Snapshot | None:
         try:

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 SCHEMA: Final = "paceenv.live/2"
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
@@ -62,41 +62,6 @@ ASKED: Final = "SIGTERM"
 VERDICTS: Final = ("helps", "does not help", "insufficient evidence", "hurts")
 
 Snapshot = dict[str, Any]
-
-
-class Quantity(NamedTuple):
-    """A number of the snapshot that is served: its name, meaning and path; a counter's exported name ends in _total."""
-
-    name: str
-    help: str
-    path: tuple[str, ...]
-    counter: bool = False
-
-
-QUANTITIES: Final = (
-    Quantity("ranks", "Ranks of the job.", ("world_size",)),
-    Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
-    Quantity("iterations", "Iterations seen.", ("iterations",), True),
-    Quantity("step_mean_seconds", "Mean step time.", ("step", "mean_s")),
-    Quantity("step_p50_seconds", "Median step time.", ("step", "p50_s")),
-    Quantity("step_p99_seconds", "99th percentile of step time.", ("step", "p99_s")),
-    Quantity("step_cv_ratio", "Standard deviation of step time / mean.", ("step", "cv")),
-    Quantity("wait_mean_seconds", "Mean wait for other ranks in the step's last collective.", ("wait", "mean_s")),
-    Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
-    Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
-    Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
-    Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
-    Quantity("delay_seconds", "Time spent in delays.", ("pacing", "total_s"), True),
-    Quantity("delay_max_seconds", "Longest delay.", ("pacing", "max_s")),
-    Quantity("transfers_held", "Transfers that rule defer held back.", ("pacing", "held"), True),
-    Quantity("hold_seconds", "Time by which held transfers started later, summed.", ("pacing", "held_s"), True),
-    Quantity("hold_max_seconds", "Longest time that a transfer was held back.", ("pacing", "held_max_s")),
-    Quantity("canary_gain_ratio", "Fall of the mean step time by pacing, relative.", ("canary", "gain")),
-    Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
-    Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
-    Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
-)
-"""What the Prometheus endpoint serves."""
 
 
 def entry(snapshot: Any, *path: str) -> Any:

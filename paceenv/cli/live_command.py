@@ -11,7 +11,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.wording import count
 from paceenv.live import control_file
-from paceenv.live.inspect_status import missing, print_status, print_worst
+from paceenv.live.inspect_status import missing, print_status
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
@@ -70,10 +70,8 @@ def status(
         if json_ is not None:
             data = {"attempt": attempt, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
             output.write_json(data | {"notes": run.notes}, json_)
-        elif watch:
-            print_worst(run, attempt, snapshots, findings)
         else:
-            print_status(run, attempt, snapshots)
+            print_status(run, attempt, snapshots, findings, few=watch)
         if not watch or (snapshots and not missing(snapshots) and all(s.get("final") for s in snapshots)):
             return
         time.sleep(max(WATCH_S, REST * (time.monotonic() - began_s)))

@@ -212,7 +212,7 @@ def held_back() -> dict[str, Any]:
     tensor = torch.ones(1 << 10, device=device())
     work: Any = dist.all_reduce(tensor, async_op=True)
     work.wait()
-    kind, count = type(work).__name__, deferral.count
+    kind, count = type(work).__name__, deferral.late.count
     agent.detach()
     cycles, side = int(5e-3 * _rate_hz()), torch.cuda.Stream()
     turns = [_held_by_a_side_stream(tensor, cycles, side) for _ in range(9)]

@@ -18,7 +18,7 @@ from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.rank_sets import verdict_of
-from paceenv.live.record.recorder import TraceRecorder, rank_header
+from paceenv.live.record.recorder import TraceRecorder
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 from paceenv.live.record.snapshot import SCHEMA
@@ -68,9 +68,10 @@ def make_batch(
 def recorder(
     folder: Path, *, rank: int = 0, world_size: int = 1, clock: str = "c", host: str = "node0", **options: Any
 ) -> TraceRecorder:
-    where = {"attempt": options.pop("attempt", ATTEMPT), "locality": {"clock": clock, "host": host}}
-    header = rank_header(options.pop("job", "job"), rank=rank, world_size=world_size, **where)
-    return TraceRecorder(folder, header, **options)
+    attempt, job = options.pop("attempt", ATTEMPT), {"name": options.pop("job", "job"), "ranks": world_size}
+    target = TraceRecorder(folder, job, {"rank": rank, "clock": clock, "host": host}, **options)
+    target.attempt = attempt
+    return target
 
 
 def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> TraceRecorder:
@@ -84,7 +85,7 @@ def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> 
 
 def segment_files(folder: Path) -> list[Path]:
     """All segments in a run's folder."""
-    return sorted(folder.glob("*/*/*.pace"))
+    return sorted(folder.glob("*/*.pace"))
 
 
 def read_all(folder: Path) -> tuple[int, int]:
