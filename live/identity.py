@@ -86,12 +86,12 @@ class Rendezvous:
             self._know(Identity(new_attempt(), 1))
             return
         if store is None:
-            self._know(self._guess("the job has no store that the agents could use"))
+            self._know(_guess("the job has no store that the agents could use"))
             return
         place = place or f"paceenv.live/{next(_generation)}"
         self._thread = background("paceenv-identity", lambda: self._run(store, place))
         if self._thread is None:
-            self._know(self._guess("the system starts no thread"))
+            self._know(_guess("the system starts no thread"))
 
     def settle(self, patience_s: float = 2.0 * GOODBYE_S) -> Identity:
         """The job ends: give what is under way a last moment, and make up what is missing. Idempotent."""
@@ -102,7 +102,7 @@ class Rendezvous:
         with self._lock:
             self._settled = True
             if not self.identity.attempt:
-                self.identity = self._guess("the job ended before its ranks had heard of each other")
+                self.identity = _guess("the job ended before its ranks had heard of each other")
         return self.identity
 
     def _run(self, store: Any, place: str) -> None:
@@ -110,7 +110,7 @@ class Rendezvous:
             words = Words(store, place)
             identity = self._lead(words) if self._rank == 0 else self._follow(words)
         except Exception as error:  # the store may be anybody's
-            guess = self._guess(f"the job's store cannot be used: {described(error)[:200]}")
+            guess = _guess(f"the job's store cannot be used: {described(error)[:200]}")
             identity = guess._replace(attempt=self.identity.attempt or guess.attempt)  # others know the rank by it
         self._know(identity)
 
@@ -146,7 +146,7 @@ class Rendezvous:
                 return _verdict(attempt, agents, alike, self._world_size)
             if attempt and (last or self._ending.is_set()):
                 return Identity(attempt, None, "rank 0 did not say how many ranks have an agent")
-        return self._guess("rank 0 has no agent that answers")
+        return _guess("rank 0 has no agent that answers")
 
     def _looks(self, deadline_s: float) -> Iterator[bool]:
         """Times to look at the store, with growing pauses, shortest at the end of the job; True is the last one."""
@@ -159,9 +159,6 @@ class Rendezvous:
                 ending, until_s = True, min(until_s, time.monotonic() + GOODBYE_S)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
         yield True
-
-    def _guess(self, why: str) -> Identity:
-        return Identity(guessed_attempt(), None, why)
 
     def _know(self, identity: Identity) -> None:
         with self._lock:
@@ -205,12 +202,13 @@ def new_attempt() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
-def guessed_attempt() -> str:
+def _guess(why: str) -> Identity:
     """An id from what the launcher tells every rank, for ranks that cannot talk. It may be that of an earlier start.
 
     The ranks share no time, so it has only the day.
     """
-    return f"{time.strftime('%Y%m%dT000000', time.gmtime())}-{shared_seed(os.environ) % (1 << 24):06x}"
+    day = time.strftime("%Y%m%dT000000", time.gmtime())
+    return Identity(f"{day}-{shared_seed(os.environ) % (1 << 24):06x}", None, why)
 
 
 def settings_digest(options: Options, policy: tuple[str, str | None], seed: int) -> str:

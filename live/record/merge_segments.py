@@ -131,7 +131,7 @@ def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
     """The ranks of an attempt whose files hold any iteration."""
     ranks = {}
     for rank, paths in folder.segments(attempt).items():
-        of_files, header, first = [], dict[str, Any](), (0, 0.0)
+        of_files, header, first = list[Series](), dict[str, Any](), (0, 0.0)
         for head, segment in _read(folder, paths):
             if not of_files:
                 header = {**head, "rank": {**head["rank"], "rank": rank}}
@@ -154,7 +154,7 @@ def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Mapping[str, A
             continue
         if note:
             folder.note(note)
-        if len(segment.iterations_T) and int(segment.iterations_T["iteration"][0]) > last:
+        if int(segment.iterations_T["iteration"][0]) > last:
             last = int(segment.iterations_T["iteration"][-1])
             yield header, segment
 

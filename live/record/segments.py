@@ -20,6 +20,7 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.files import open_regular
 from paceenv.live.observe.batch import ITERATION, OPERATION, STREAM, THREAD, Batch, Kind
+from paceenv.live.record.snapshot import entry
 
 SCHEMA: Final = "paceenv.segment/3"
 MAX_FLUSH_BYTES: Final = 1 << 25
@@ -97,7 +98,7 @@ def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]
         raise ValueError
     header, more_kinds, more_marks = json.loads(content[:tables])
     json.dumps(header)  # what is nested too deeply for the merged trace is refused here
-    new = [Kind(*entry) for entry in more_kinds]
+    new = [Kind(*kind) for kind in more_kinds]
     if not all(map(_is_kind, new)) or not all(isinstance(mark, str) and len(mark) <= MAX_NAME for mark in more_marks):
         raise ValueError
     kinds += new
@@ -110,11 +111,8 @@ def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]
 
 def _is_header(header: Any) -> bool:
     """Whether it says which job and rank the file is of."""
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        return False
-    job, rank = header.get("job"), header.get("rank")
-    typed = isinstance(job, dict) and isinstance(rank, dict) and isinstance(header.get("source"), str)
-    return typed and isinstance(job.get("name"), str)
+    named = isinstance(entry(header, "job", "name"), str) and isinstance(entry(header, "source"), str)
+    return named and isinstance(entry(header, "rank"), dict) and entry(header, "schema") == SCHEMA
 
 
 def _is_kind(kind: Kind) -> bool:
