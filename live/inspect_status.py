@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.live.options import PACED
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
@@ -90,18 +91,19 @@ def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
-    foregone = number(snapshot, "shadow", "mean_s")
+    state, foregone = text(snapshot, "state"), number(snapshot, "shadow", "mean_s")
+    delays_s = number(snapshot, "pacing", "mean_s") if state in ("probe", *PACED) else None  # now, and not before
     return {
         "rank": str(snapshot["rank"]),
         "host": text(snapshot, "host") or "-",
-        "state": (text(snapshot, "state") or "-") + "!" * is_downgraded(snapshot),
+        "state": (state or "-") + "!" * is_downgraded(snapshot),
         "iterations": count(number(snapshot, "iterations")),
         "step": duration(number(snapshot, "step", "mean_s")),
         "CV": percent(number(snapshot, "step", "cv")),
         "own": duration(number(snapshot, "parts", "compute_s")),
         "wait": duration(number(snapshot, "wait", "mean_s")),
         "arrives": _arrives(snapshot),
-        "delay": f"(would {duration(foregone)})" if foregone else duration(number(snapshot, "pacing", "mean_s")),
+        "delay": f"(would {duration(foregone)})" if foregone and state == "shadow" else duration(delays_s),
         "pacing": text(snapshot, "canary", "verdict") or "-",
         "heard": _heard(snapshot, now_s),
     }

@@ -118,6 +118,22 @@ def test_the_largest_of_several_optimizers_makes_the_ticks(agent: Agent) -> None
     assert iterations(agent) == ROUNDS
 
 
+@pytest.mark.parametrize("given", [None, 1])
+def test_several_optimizers_make_one_tick_an_iteration(given: int | None) -> None:
+    optimizers = [torch.optim.SGD([parameter()], lr=0.1) for _ in range(2)]
+    agent = live.attach(None if given is None else optimizers[given])
+    for _ in range(1 + ROUNDS):
+        optimizers[0].step()
+        optimizers[1].step()
+    assert iterations(agent) == ROUNDS
+    for _ in range(64):
+        optimizers[1 - (given or 0)].step()
+    assert iterations(agent) == ROUNDS + 64 - 15 + (given is not None), (
+        "the other takes over after 16 without the first"
+    )
+    agent.detach()
+
+
 def test_the_agent_keeps_no_optimizer_alive(agent: Agent) -> None:
     optimizers = [torch.optim.SGD([parameter(k)], lr=0.1) for k in (3, 2)]
     for optimizer in optimizers:

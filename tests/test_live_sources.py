@@ -231,14 +231,6 @@ def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent:
     assert [_taken(agent)[1], ended(), ended()] == ["evaluation", "evaluation", ""]
 
 
-def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) -> int:
-    before = _iterations(agent)
-    for _ in range(rounds):
-        for optimizer in optimizers:
-            optimizer.step()
-    return _iterations(agent) - before
-
-
 def _optimizer(size: int = 1) -> torch.optim.Optimizer:
     parameter = nn.Parameter(torch.ones(size))
     parameter.grad = torch.zeros(size)
@@ -323,15 +315,3 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
     os.waitpid(child, 0)
     assert os.read(reading, 99) == b"off"
     assert agent.state == "observe"
-
-
-@pytest.mark.parametrize("given", [None, 1])
-def test_several_optimizers_make_one_tick_an_iteration(group: None, given: int | None) -> None:
-    optimizers = _optimizer(), _optimizer()
-    agent = live.attach(None if given is None else optimizers[given])
-    _steps(agent, *optimizers)
-    assert _steps(agent, *optimizers) == 5
-    assert agent._loop._optimizer._owner() is optimizers[given or 0]
-    if given is None:
-        assert _steps(agent, optimizers[1], rounds=64) == 50  # the other takes over after 16 without the first
-    agent.detach()

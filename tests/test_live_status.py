@@ -41,6 +41,13 @@ def test_status_has_a_line_per_rank(run: Path, capsys: pytest.CaptureFixture[str
     assert "helps by 8.1 % [7.2, 9.0]" in out
 
 
+def test_delays_are_told_of_ranks_that_are_paced_now(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, state in enumerate(("canary", "off", "observe")):
+        write_status(run, snapshot(rank, state=state))
+    live("status", str(run))
+    assert capsys.readouterr().out.count("2 ms") == 2, "of rank 0, and of rank 3"
+
+
 def test_status_for_machines(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live("status", str(run), "--json", "-")
     printed = json.loads(capsys.readouterr().out)

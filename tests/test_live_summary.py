@@ -8,16 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import snapshot
+from test_live_findings import JSON
 from toy_jobs import SHAPES, run
 
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=True) | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=5,
-)
 FIELDS = sorted(set(snapshot()) - {"rank", "attempt"})
 
 

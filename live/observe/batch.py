@@ -1,4 +1,4 @@
-"""Iterations that are over, as records: what the observation hands to accounts, findings and trace."""
+"""Iterations that are over, as records: what the history and the trace take in."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ unseen      collectives that a group counted and the agent could not see: ``grou
 side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
             in those on other CUDA streams than the compute
 wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
-arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
-            verdicts come from :mod:`paceenv.live.record.findings`
+arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``; where it is not known why, ``evidence``. A
+            rank alone claims nothing, verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
 pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``max_s``, ``total_s``; ``cut``: how often each limit
             shortened or forbade one; ``holds``: iterations in which rule ``defer`` held transfers back (in mode shadow:
