@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +130,7 @@ def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def known_compute(stamps: AnchorStamps) -> RankCompute:
+def known_compute(stamps: AnchorStamps) -> tuple[list[dict[str, Any]], RankCompute]:
     """The phases of the base with the seconds that ranks compute before their anchors."""
     assert stamps.base.program is not None
     phases = [phase.model_dump(exclude_none=True, exclude_defaults=True) for phase in flat(stamps.base.program.step)]
@@ -147,8 +147,8 @@ def known_compute(stamps: AnchorStamps) -> RankCompute:
         total_R.append(compute_TJ[:, used].sum(axis=1))
         relative_R.append(compute_TJ[:, used] / np.maximum(compute_TJ[:, used].mean(axis=0), 1e-300))
     for one, ratio_N in zip(works, ratios, strict=True):
-        one["seconds"] *= float(np.mean(ratio_N)) if ratio_N else 1.0
+        one["seconds"] = float(f"{one['seconds'] * (np.mean(ratio_N) if ratio_N else 1.0):.6g}")
     total_TR = np.stack(total_R, axis=1)
     by_rank = any("ranks" in one for one in works)  # phases of their own say how ranks differ
     mean_R = total_TR.mean(axis=0) if by_rank else np.full(total_TR.shape[1], total_TR.mean())
-    return RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, phases, relative_R)
+    return phases, RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, relative_R)

@@ -1,4 +1,4 @@
-"""A job's step in the words of section ``program`` of a cluster config, with what repeats written once.
+"""A job's step in the words of section ``program`` of a cluster config.
 
 Also which process groups would have more members in a larger job: those that sum gradients, told by what runs on a
 communicator. Gradients are reduced in the background up to the end of the step, or in one piece without compute in
@@ -10,7 +10,7 @@ Axes: T steps, R ranks, K transfers of a step, L = K + 1 segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import RankCompute
-from paceenv.calibration.noise_fit import MIN_STEPS, slow_workers
+from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, exact, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder
@@ -46,28 +46,7 @@ SETTLES: Final = "--base with a typed program settles it, in which such groups h
 Array = NDArray[np.float64]
 
 
-class Phase(NamedTuple):
-    """One phase: what is equal where it repeats, and its computing time with its standard error."""
-
-    what: tuple[Any, ...]
-    seconds: float = 0.0
-    se_s: float = 0.0
-
-    def is_like(self, other: Phase) -> bool:
-        """Whether both may be the same phase, repeated."""
-        apart_s = abs(self.seconds - other.seconds)
-        most_s = max(ALIKE * max(self.seconds, other.seconds), SURE * float(np.hypot(self.se_s, other.se_s)))
-        return self.what == other.what and apart_s <= most_s
-
-    def to_config(self) -> dict[str, Any]:
-        kind, *given = self.what
-        if kind == "compute":
-            ranks = {"ranks": list(given[0])} if given[0] is not None else {}
-            return {"compute": {"seconds": float(f"{self.seconds:.6g}"), **ranks}}
-        return {"wait": given[0]} if kind == "wait" else {kind: dict(given[0])}
-
-
-def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[Phase], RankCompute]:
+def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[dict[str, Any]], RankCompute]:
     """The phases of a job's step, and the ranks' compute that they describe.
 
     Phases name ranks that differ by more than a factor; lasting differences are noise otherwise.
@@ -82,15 +61,12 @@ def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[Phase], R
     by_rank = _by_rank(stamps, mean_RL, se_RL)
     if not by_rank:  # a rank's own mean is a factor, which noise has
         ratio_TR = ratio_TR * (total_TR.mean(axis=0) / total_TR.mean())
-    healthy_R = np.ones(stamps.ranks, np.bool_)
-    if not by_rank and stamps.ranks > 2:
-        healthy_R = ~slow_workers(total_TR)
-    phases, relative_R = list(_phases(stamps, order, mean_RL, se_RL, healthy_R, by_rank=by_rank)), list[Array]()
+    phases, relative_R = list(_phases(stamps, order, mean_RL, se_RL, by_rank=by_rank)), list[Array]()
     for full_TL in np.moveaxis(order.compute_TRL[stamps.full_T], 1, 0):
         mean_L = full_TL.mean(axis=0)
         used = np.nan_to_num(mean_L) > LONG * float(stamps.step_T.mean())
         relative_R.append(full_TL[:, used] / mean_L[used])
-    return phases, RankCompute(ratio_TR, by_rank, [one.to_config() for one in phases], relative_R)
+    return phases, RankCompute(ratio_TR, by_rank, relative_R)
 
 
 def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:
@@ -131,14 +107,8 @@ def _by_rank(stamps: ProgramStamps, mean_RL: Array, se_RL: Array) -> bool:
 
 
 def _phases(
-    stamps: ProgramStamps,
-    order: StepOrder,
-    mean_RL: Array,
-    se_RL: Array,
-    healthy_R: NDArray[np.bool_],
-    *,
-    by_rank: bool,
-) -> Iterator[Phase]:
+    stamps: ProgramStamps, order: StepOrder, mean_RL: Array, se_RL: Array, *, by_rank: bool
+) -> Iterator[dict[str, Any]]:
     K, step_s = len(stamps.transfers), float(stamps.step_T.mean())
     names = _names(order, K)
     can_wait_K = order.can_wait([one.op for one in stamps.transfers])
@@ -148,21 +118,16 @@ def _phases(
         done, said = 0.0, set[str]()
         for share, k in [*waits, (1.0, -1)]:
             if share > done:
-                parts = [(ranks, healthy_R[ranks])]
-                if by_rank:
-                    by_se = len(stamps.step_T) >= MIN_STEPS
-                    parts = _alike(mean_RL, se_RL, ranks, label, step_s, by_se=by_se)
-                for some, count in parts:
-                    used = some[count] if count.any() else some
-                    seconds = (share - done) * float(mean_RL[used, label].mean())
-                    se_s = (share - done) * float(np.sqrt((se_RL[used, label] ** 2).sum())) / len(used)
-                    named = None if len(some) == stamps.ranks else tuple(some.tolist())
+                by_se = len(stamps.step_T) >= MIN_STEPS
+                for some in _alike(mean_RL, se_RL, ranks, label, step_s, by_se=by_se) if by_rank else [ranks]:
+                    seconds = (share - done) * float(mean_RL[some, label].mean())
+                    named = {} if len(some) == stamps.ranks else {"ranks": some.tolist()}
                     if seconds > NEGLIGIBLE * step_s:
-                        yield Phase(("compute", named), seconds, se_s)
+                        yield {"compute": {"seconds": float(f"{seconds:.6g}"), **named}}
                 done = share
             if k >= 0 and names[k] not in said:
                 said.add(names[k])
-                yield Phase(("wait", names[k]))
+                yield {"wait": names[k]}
         if label < K:
             one = stamps.transfers[label]
             given: dict[str, Any] = {"bytes": float(f"{one.payload_bytes:.12g}"), "communicator": one.communicator}
@@ -170,8 +135,8 @@ def _phases(
             given |= {"background": True} if order.background_K[label] else {}
             given |= {"can_wait": True} if can_wait_K[label] else {}
             given |= {"every": one.every} if one.every > 1 else {}
-            given |= {"ranks": tuple(one.ranks)} if len(one.ranks) < stamps.ranks else {}
-            yield Phase((one.op, tuple(given.items())))
+            given |= {"ranks": one.ranks} if len(one.ranks) < stamps.ranks else {}
+            yield {one.op: given}
 
 
 def _names(order: StepOrder, K: int) -> dict[int, str]:
@@ -191,42 +156,13 @@ def _names(order: StepOrder, K: int) -> dict[int, str]:
 
 def _alike(
     mean_RL: Array, se_RL: Array, ranks: NDArray[np.int64], label: int, step_s: float, *, by_se: bool
-) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+) -> list[NDArray[np.int64]]:
     """Ranks that compute equally long in a segment, together."""
     order = ranks[np.argsort(mean_RL[ranks, label], kind="stable")]
     value, se = mean_RL[order, label], se_RL[order, label]
     doubt = SURE * np.hypot(se[1:], se[:-1]) if by_se else 0.0
     apart = np.diff(value) > np.maximum(np.maximum(doubt, ALIKE * value[1:]), 0.2 * DIFFERS * step_s)
-    return [(np.sort(part), np.ones(len(part), np.bool_)) for part in np.split(order, np.flatnonzero(apart) + 1)]
-
-
-def folded(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Phases as a config, those that follow each other again and again written once, as ``repeat``."""
-    best = _best_repeat(phases)
-    if best is None:
-        return [one.to_config() for one in phases]
-    first, period, count = best
-    body = []
-    for i in range(period):
-        same = [phases[first + i + n * period] for n in range(count)]
-        seconds = float(np.mean([one.seconds for one in same]))
-        se_s = float(np.sqrt(np.sum([one.se_s**2 for one in same]))) / count
-        body.append(Phase(same[0].what, seconds, se_s))
-    repeat = {"repeat": count, "step": folded(body)}
-    return [*folded(phases[:first]), repeat, *folded(phases[first + period * count :])]
-
-
-def _best_repeat(phases: Sequence[Phase]) -> tuple[int, int, int] | None:
-    """First phase, length and count of the repetition that saves most; None where none does."""
-    best, saved = None, 1
-    for period in range(1, len(phases) // 2 + 1):
-        run = 0
-        for i in range(len(phases) - period):
-            run = run + 1 if phases[i].is_like(phases[i + period]) else 0
-            count = run // period + 1
-            if count > 1 and run % period == 0 and (count - 1) * period > saved:
-                best, saved = (i + 1 - run, period, count), (count - 1) * period
-    return best
+    return [np.sort(part) for part in np.split(order, np.flatnonzero(apart) + 1)]
 
 
 class _Kind(NamedTuple):
