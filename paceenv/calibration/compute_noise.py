@@ -55,8 +55,8 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
         builder.put(replace(mean, evidence="mean of what precedes the payload, healthy ranks"))
     elif not compute.by_rank:  # phases have the mean over all ranks
         assert mean.value is not None
-        for one in compute_phases(builder):
-            one["seconds"] = float(f"{mean.value * one['seconds']:.6g}")
+        for phase in compute_phases(builder):
+            phase["seconds"] = float(f"{mean.value * phase['seconds']:.6g}")
     builder.slow = [] if compute.by_rank else [stamps.names[r] for r in fit.slow]
     slow = ", ".join(f"rank {name}" for name in builder.slow)
     for one in noise:

@@ -43,6 +43,7 @@ class StepOrder:
         wait_K: the segment in which it is awaited; K, the last one, also where that is the step's end.
         before_K: the share of that segment's compute that comes before the wait.
         is_seen_K: whether ranks were seen to wait for it.
+        can_wait_K: whether it may be held back: a gradient in the background that no other transfer waits for.
         compute_TRL: compute of each segment, seconds; not a number where a step or a rank lacks the segment.
     """
 
@@ -50,13 +51,8 @@ class StepOrder:
     wait_K: NDArray[np.int64]
     before_K: Array
     is_seen_K: NDArray[np.bool_]
+    can_wait_K: NDArray[np.bool_]
     compute_TRL: Array
-
-    def can_wait(self, ops: Sequence[str]) -> NDArray[np.bool_]:
-        """Which transfers may be held back: gradients in the background that no other transfer waits for, ``(K,)``."""
-        last = len(self.wait_K)
-        is_gradient_K = np.array([op in GRADIENTS for op in ops], np.bool_)
-        return np.asarray(self.background_K & (self.wait_K == last) & is_gradient_K)
 
 
 class _Rows(NamedTuple):
@@ -88,7 +84,7 @@ def read_order(stamps: ProgramStamps) -> StepOrder:
         lasts.append(_lasts(mine, stamps.end_TRK[:, r], background_K, tolerance_s))
     (awaited_N, label_N, done_N, whole_N), (k_N, place_N) = np.concatenate(waits, axis=1), np.concatenate(lasts, axis=1)
     wait_K, before_K = np.full(K, K), np.ones(K)
-    is_seen_K = np.zeros(K, np.bool_)
+    is_seen_K, is_gradient_K = np.zeros(K, np.bool_), np.array([one.op in GRADIENTS for one in stamps.transfers])
     for k in np.flatnonzero(background_K).tolist():
         seen, places = int(np.isfinite(stamps.end_TRK[:, :, k]).sum()), place_N[k_N == k]
         later = int(np.quantile(places, 1.0 - STANDS, method="lower")) if len(places) else 2 * k + 1
@@ -99,9 +95,10 @@ def read_order(stamps: ProgramStamps) -> StepOrder:
             share = float(done_N[here_N].sum() / max(whole_N[here_N].sum(), 1e-300))
             before_K[k] = 0.0 if share < _EDGE else 1.0 if share > 1.0 - _EDGE else share
             is_seen_K[k] = True
-        elif stamps.transfers[k].op not in GRADIENTS:
+        elif not is_gradient_K[k]:
             wait_K[k], before_K[k] = (later + 1) // 2, float(later % 2 == 0)
-    return StepOrder(background_K, wait_K, before_K, is_seen_K, compute_TRL)
+    can_wait_K = background_K & (wait_K == K) & is_gradient_K
+    return StepOrder(background_K, wait_K, before_K, is_seen_K, can_wait_K, compute_TRL)
 
 
 def _rows(stamps: ProgramStamps, r: int, tolerance_s: float) -> _Rows:
@@ -125,7 +122,8 @@ def _background(rows: Sequence[_Rows], K: int, tolerance_s: float) -> NDArray[np
     """Which transfers a rank often goes on during."""
     seen_K, over_K = np.zeros(K), np.zeros(K)
     for mine in rows:
-        t, k, start_s, end_s = (column[mine.counts] for column in mine[:4])
+        t, k = (column[mine.counts] for column in (mine.t, mine.k))
+        start_s, end_s = (column[mine.counts] for column in (mine.start_s, mine.end_s))
         goes_on = np.zeros(len(t), np.bool_)
         goes_on[:-1] = (t[1:] == t[:-1]) & (start_s[1:] < end_s[:-1] - tolerance_s)
         np.add.at(seen_K, k[k >= 0], 1.0)

@@ -79,7 +79,7 @@ def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:
     full = compute_TRL[full_T]
     mean_RL = full.mean(axis=0)
     spread_RL = full.std(axis=0, ddof=1) if full_T.sum() > 1 else ALIKE * mean_RL
-    se_RL = spread_RL / np.sqrt(full_T.sum())
+    se_RL = spread_RL / np.sqrt(full_T.sum()) * (steps >= MIN_STEPS)  # no noise is fitted to fewer steps
     if full_T.all():
         return mean_RL, se_RL
     always_L = np.array([one.every == 1 for one in stamps.transfers] + [True])
@@ -102,65 +102,45 @@ def _by_rank(stamps: ProgramStamps, mean_RL: Array, se_RL: Array) -> bool:
     factor_R1 = (mean_RL.sum(axis=1) / max(mean_RL.sum(axis=1).mean(), 1e-300))[:, None]
     own_RL = mean_RL / np.maximum(factor_R1, 1e-300)
     apart_RL = np.abs(own_RL - own_RL.mean(axis=0))
-    doubt_RL = SURE * se_RL if len(stamps.step_T) >= MIN_STEPS else 0.0  # no noise is fitted to fewer steps
-    return bool((apart_RL > np.maximum(DIFFERS * float(stamps.step_T.mean()), doubt_RL)).any())
+    return bool((apart_RL > np.maximum(DIFFERS * float(stamps.step_T.mean()), SURE * se_RL)).any())
 
 
 def _phases(
     stamps: ProgramStamps, order: StepOrder, mean_RL: Array, se_RL: Array, *, by_rank: bool
 ) -> Iterator[dict[str, Any]]:
     K, step_s = len(stamps.transfers), float(stamps.step_T.mean())
-    names = _names(order, K)
-    can_wait_K = order.can_wait([one.op for one in stamps.transfers])
+    at_K = zip(order.wait_K.tolist(), order.before_K.tolist(), strict=True)
+    awaited = [k for k, at in enumerate(at_K) if order.background_K[k] and at < (K, 1.0)]
+    names = {k: f"t{number}" for number, k in enumerate(awaited, start=1)}
     for label in range(K + 1):
         ranks = np.flatnonzero(np.isfinite(mean_RL[:, label]))
         waits = sorted((float(order.before_K[k]), k) for k in names if order.wait_K[k] == label)
-        done, said = 0.0, set[str]()
+        done = 0.0
         for share, k in [*waits, (1.0, -1)]:
             if share > done:
-                by_se = len(stamps.step_T) >= MIN_STEPS
-                for some in _alike(mean_RL, se_RL, ranks, label, step_s, by_se=by_se) if by_rank else [ranks]:
+                for some in _alike(mean_RL[:, label], se_RL[:, label], ranks, step_s) if by_rank else [ranks]:
                     seconds = (share - done) * float(mean_RL[some, label].mean())
                     named = {} if len(some) == stamps.ranks else {"ranks": some.tolist()}
                     if seconds > NEGLIGIBLE * step_s:
                         yield {"compute": {"seconds": float(f"{seconds:.6g}"), **named}}
                 done = share
-            if k >= 0 and names[k] not in said:
-                said.add(names[k])
+            if k >= 0:
                 yield {"wait": names[k]}
         if label < K:
             one = stamps.transfers[label]
             given: dict[str, Any] = {"bytes": float(f"{one.payload_bytes:.12g}"), "communicator": one.communicator}
             given |= {"name": names[label]} if label in names else {}
             given |= {"background": True} if order.background_K[label] else {}
-            given |= {"can_wait": True} if can_wait_K[label] else {}
+            given |= {"can_wait": True} if order.can_wait_K[label] else {}
             given |= {"every": one.every} if one.every > 1 else {}
             given |= {"ranks": one.ranks} if len(one.ranks) < stamps.ranks else {}
             yield {one.op: given}
 
 
-def _names(order: StepOrder, K: int) -> dict[int, str]:
-    """Names of transfers that are awaited before the end of the step: a name is free again after its wait."""
-    names, used = dict[int, str](), dict[str, tuple[float, int]]()
-    for k in range(K):
-        at = float(order.wait_K[k]), float(order.before_K[k])
-        if not order.background_K[k] or at >= (K, 1.0):
-            continue
-        place, number = (at[0] + 0.5 * at[1], 0), 1
-        while (held := used.get(f"t{number}")) is not None and held != place and held[0] > k:
-            number += 1
-        used[f"t{number}"] = place
-        names[k] = f"t{number}"
-    return names
-
-
-def _alike(
-    mean_RL: Array, se_RL: Array, ranks: NDArray[np.int64], label: int, step_s: float, *, by_se: bool
-) -> list[NDArray[np.int64]]:
+def _alike(mean_R: Array, se_R: Array, ranks: NDArray[np.int64], step_s: float) -> list[NDArray[np.int64]]:
     """Ranks that compute equally long in a segment, together."""
-    order = ranks[np.argsort(mean_RL[ranks, label], kind="stable")]
-    value, se = mean_RL[order, label], se_RL[order, label]
-    doubt = SURE * np.hypot(se[1:], se[:-1]) if by_se else 0.0
+    order = ranks[np.argsort(mean_R[ranks], kind="stable")]
+    value, doubt = mean_R[order], SURE * np.hypot(se_R[order][1:], se_R[order][:-1])
     apart = np.diff(value) > np.maximum(np.maximum(doubt, ALIKE * value[1:]), 0.2 * DIFFERS * step_s)
     return [np.sort(part) for part in np.split(order, np.flatnonzero(apart) + 1)]
 
@@ -181,7 +161,15 @@ def group_growth(stamps: ProgramStamps, order: StepOrder) -> tuple[ProgramStamps
     for name, kind in kinds.items():  # of shards within a node and sums between nodes, the latter grow
         if kind.grows and blocks[name] < largest:
             kinds[name] = _Kind(False, "shards of replicas")
-    stamps = _marked(stamps, {name: bool(kind.grows) for name, kind in kinds.items() if kind.grows is not None})
+    communicators, transfers, label = dict(stamps.communicators), stamps.transfers, f"groups-of-{stamps.ranks}"
+    for name, kind in kinds.items():
+        if kind.grows and every[name].size is not None:
+            communicators[name] = every[name].model_copy(update={"grows": True})
+        elif kind.grows is False and every[name].size is None and every[name].pairs is None:
+            communicators[label if name == WORLD else name] = Communicator(size=stamps.ranks)
+    if WORLD in kinds and kinds[WORLD].grows is False:  # groups of all ranks that keep their size have a name
+        transfers = tuple(one._replace(communicator=label) if one.communicator == WORLD else one for one in transfers)
+    stamps = replace(stamps, communicators=communicators, transfers=transfers)
     unknown = [f"{name} ({kind.why})" for name, kind in kinds.items() if kind.grows is None]
     if unknown or not largest:
         why = f"not known which groups have more members in a larger job: {', '.join(unknown)}"
@@ -203,7 +191,7 @@ def _kind(stamps: ProgramStamps, order: StepOrder, name: str) -> _Kind:
     mine_K = np.array([one.communicator == name for one in stamps.transfers])
     big_K = mine_K & np.array([one.payload_bytes > SMALL * largest for one in stamps.transfers])
     own = {op for op, is_big in zip(ops, big_K, strict=True) if is_big}
-    reduces = bool((order.can_wait(ops) & mine_K).any())
+    reduces = bool((order.can_wait_K & mine_K).any())
     if {"all_to_all", "send"} & {op for op, is_mine in zip(ops, mine_K, strict=True) if is_mine}:
         return _Kind(None, "both exchanges and gradients") if reduces else _Kind(False, "exchanges or messages")
     if reduces:
@@ -225,20 +213,3 @@ def _between(order: StepOrder, big_K: NDArray[np.bool_]) -> float:
     places = np.flatnonzero(big_K)
     total_L = np.nansum(order.compute_TRL, axis=(0, 1))
     return float(total_L[places[0] + 1 : places[-1] + 1].sum() / max(total_L.sum(), 1e-300))
-
-
-def _marked(stamps: ProgramStamps, grows: dict[str, bool]) -> ProgramStamps:
-    """The stamps with what is known of their communicators; one of all ranks that keeps its size has a name."""
-    communicators = dict[str, Communicator]()
-    for name, one in stamps.communicators.items():
-        if grows.get(name) is False and one.size is None and one.pairs is None:
-            one = Communicator(size=stamps.ranks)
-        communicators[name] = (
-            one.model_copy(update={"grows": True}) if grows.get(name) and one.size is not None else one
-        )
-    if grows.get(WORLD) is not False:
-        return replace(stamps, communicators=communicators)
-    label = f"groups-of-{stamps.ranks}"
-    communicators[label] = Communicator(size=stamps.ranks)
-    transfers = [one._replace(communicator=label) if one.communicator == WORLD else one for one in stamps.transfers]
-    return replace(stamps, communicators=communicators, transfers=tuple(transfers))

@@ -149,7 +149,7 @@ def add_program(builder: ClusterBuilder[ProgramStamps]) -> None:
 def _say_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> None:
     """The evidence of ranks, transfers and their order."""
     stamps, job = builder.stamps, builder.data["job"]
-    behind, held = int(order.background_K.sum()), int(order.can_wait([one.op for one in stamps.transfers]).sum())
+    behind, held = int(order.background_K.sum()), int(order.can_wait_K.sum())
     said = (
         f"a step has {len(stamps.transfers)} transfers on {len({one.communicator for one in stamps.transfers})} "
         f"communicators; {behind} in the background, of which {held} are gradients that can wait"
