@@ -38,6 +38,8 @@ NONE_ALONE: Final = "no transfer ran alone, so each may have been slowed by anot
 
 Array = NDArray[np.float64]
 Place = Literal["inside", "across"]
+_Kind = tuple[str, float, float]
+"""Of transfers: operation, bytes on the busiest link, rounds of messages."""
 KEYS: Final[dict[Place, tuple[str, str]]] = {
     "inside": ("fabric.intra_node_gbps", "fabric.intra_node_latency_us"),
     "across": ("fabric.nic_gbps", "fabric.latency_us"),
@@ -149,29 +151,30 @@ def _put_alone(builder: ClusterBuilder[ProgramStamps], place: Place, timings: Du
 
     By least squares of relative errors, neither negative. Where the two cannot be told apart, the rate has both.
     """
-    stamps, hops = builder.stamps, _unit_tiers(builder.stamps, hop=True)
-    rows, cvs, kinds_A, counts = list[tuple[float, float, float, float]](), list[float](), list[str](), 0
+    stamps, hops, of_kind = builder.stamps, _unit_tiers(builder.stamps, hop=True), dict[_Kind, list[Array]]()
     for k in alone:
-        one, seconds = stamps.transfers[k], timings.alone(k)
+        one = stamps.transfers[k]
         rounds = use(hops, one.op, one.groups[0], one.payload_bytes).latency_s
-        mean_s, cv = float(np.median(seconds)), float(seconds.std()) / float(seconds.mean())
-        rows.append((link_bytes(stamps, one), rounds, mean_s, MEDIAN_VARIANCE * cv**2 / len(seconds)))
-        cvs.append(cv)
-        kinds_A.append(f"{one.op} {one.payload_bytes:g}")
-        counts += len(seconds)
-    link_bytes_A, rounds_A, mean_A, variance_A = np.array(rows).T
-    weight_A = link_bytes_A / mean_A**2  # small transfers say little of a rate
-    design = np.stack([link_bytes_A, rounds_A], axis=1) * np.sqrt(weight_A / mean_A)[:, None]
-    wanted = mean_A * np.sqrt(weight_A / mean_A)
-    told = link_bytes_A / rounds_A
+        of_kind.setdefault((one.op, float(f"{link_bytes(stamps, one):.6g}"), rounds), []).append(timings.alone(k))
+    seconds, cvs = [np.concatenate(found) for found in of_kind.values()], [_cv(timings.alone(k)) for k in alone]
+    bytes_A, rounds_A = np.array([kind[1:] for kind in of_kind]).T
+    mean_A = np.array([np.median(of) for of in seconds])
+    variance_A = np.array([MEDIAN_VARIANCE * _cv(of) ** 2 / len(of) for of in seconds])
+    wanted = np.sqrt(bytes_A / mean_A)  # relative errors, weighted: small transfers say little of a rate
+    design = np.stack([bytes_A, rounds_A], axis=1) * (wanted / mean_A)[:, None]
+    told = bytes_A / rounds_A
     is_told = told.max() > MIN_SPREAD * told.min()
     solution = optimize.nnls(design, wanted)[0]
     if not is_told or solution[0] <= 0.0:  # a larger transfer was faster than a smaller one
         is_told, design = False, design[:, :1]
         solution = optimize.nnls(design, wanted)[0]
-    se, kinds = _errors(design, solution, wanted, variance_A, kinds_A)
+    # a kind has its sampling error, and what the model gets wrong beyond that
+    beyond_A = np.maximum((design @ solution / wanted - 1.0) ** 2 - variance_A, 0.0)
+    misfit = beyond_A.sum() / max(len(seconds) - len(solution), 1)
+    se = np.sqrt(np.linalg.pinv(design) ** 2 @ ((variance_A + misfit) * wanted**2))
     gbps, (key, latency_key) = 1.0 / float(solution[0]) / BYTES_PER_GBIT, KEYS[place]
-    said, se_gbps = f"{counts} transfers that ran alone, {kinds} kinds", gbps * float(se[0] / solution[0])
+    said = f"{sum(map(len, seconds))} transfers that ran alone, {len(seconds)} kinds"
+    se_gbps = gbps * float(se[0] / solution[0])
     builder.put(identified(key, float(f"{gbps:.6g}"), se_gbps, said))
     if is_told:
         latency_us, said = float(f"{float(solution[1]) * 1e6:.4g}"), "transfers of different sizes that ran alone"
@@ -183,21 +186,8 @@ def _put_alone(builder: ClusterBuilder[ProgramStamps], place: Place, timings: Du
     return float(np.mean(cvs))
 
 
-def _errors(
-    design: Array, solution: Array, wanted: Array, variance_A: Array, kinds_A: Sequence[str]
-) -> tuple[Array, int]:
-    """Standard errors of a solution, and how many kinds of transfers it is from.
-
-    A transfer has its own sampling error; what the model gets wrong beyond that, all of a kind have in common.
-    """
-    kind_A = np.unique(kinds_A, return_inverse=True)[1]
-    kinds, apart_A = int(kind_A.max()) + 1, design @ solution / wanted - 1.0
-    mine_KA = kind_A == np.arange(kinds)[:, None]
-    beyond2 = [max(float(apart_A[a].mean()) ** 2 - float(variance_A[a].mean()) / a.sum(), 0.0) for a in mine_KA]
-    solve = np.linalg.pinv(design)
-    shared2 = np.array([(solve * wanted)[:, a].sum(axis=1) ** 2 for a in mine_KA]).sum(axis=0)
-    misfit2 = sum(beyond2) / max(kinds - len(solution), 1)
-    return np.sqrt((solve**2) @ (variance_A * wanted**2) + misfit2 * shared2), kinds
+def _cv(seconds: Array) -> float:
+    return float(seconds.std()) / float(seconds.mean())
 
 
 def _put_fastest(builder: ClusterBuilder[ProgramStamps], place: Place, timings: Durations, used: Sequence[int]) -> None:
