@@ -126,7 +126,8 @@ def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
     for at, mine in ((at, rows.others[at[0]][at[1]]) for at in np.ndindex(total_s_TR.shape)):
         if lasts_s := [row.end_s - row.start_s for row in mine if row.op in COMPUTE_OPS]:
             total_s_TR[at] = sum(lasts_s)
-    of_stages = {number: total_s_TR[:, stage_R == number] for number in np.unique(stage_R).tolist()}
+    works_R = np.isfinite(total_s_TR).any(axis=0)
+    of_stages = {number: total_s_TR[:, works_R & (stage_R == number)] for number in np.unique(stage_R).tolist()}
     return {number: total_TR[np.isfinite(total_TR).all(axis=1)] for number, total_TR in of_stages.items()}
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
-from paceenv.trainers.training.train_config import load_train_config
-from paceenv.trainers.training.training_run import train_into
+from paceenv.trainers.training import training_run
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, figures, output
+from paceenv.ui.run_directory import prepare_folder
 
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
@@ -33,10 +36,7 @@ def demo(
     started = time.monotonic()
     config = load_train_config("demo").model_copy(update={"seed": seed})
     config = config if timesteps is None else config.model_copy(update={"total_timesteps": timesteps})
-    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
-    suite, summary = load_suite("demo"), train_into(config, out)
-    policy = Path(summary["policy"])  # `learned` is the policy that ships
-    output.say(f"wrote {policy}, sha256 {summary['sha256'][:16]}")
+    suite, policy = load_suite("demo"), _train(config, prepare_folder(out))
     result, static = _compare(suite, policy)
     nulls = _compare_nulls(policy, static)
     with output.progress("draw"):
@@ -45,6 +45,18 @@ def demo(
     pages = [_table(one, score_table.differences(one, [str(policy), static])) for one in (result, nulls)]
     config_files.write_text(out / "scores.md", "\n".join(["# Demo", "", *pages]))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
+
+
+def _train(config: TrainConfig, out: Path) -> Path:
+    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
+    with output.progress("train", config.total_timesteps) as done:
+        trained = training_run.train(config, on_progress=done)
+    path = out / "trained.safetensors"  # `learned` is the policy that ships
+    digest = save_policy(path, trained.file)
+    config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
+    result_plots.learning_curve(trained.curve, out / "learning-curve.png")
+    output.say(f"wrote {path}, sha256 {digest[:16]}")
+    return path
 
 
 def _compare(suite: Suite, policy: Path) -> tuple[SuiteResult, str]:
