@@ -121,7 +121,7 @@ def durations(stamps: ProgramStamps) -> Durations:
         of_groups = [latest(through_TR[:, own], axis=1) - latest(could_TR[:, own], axis=1) for own in members]
         seconds_TK[:, k] = np.mean(of_groups, axis=0)
         before.append(k)
-    alone_TK, tolerance_TK = np.isfinite(end_TK), 1e-3 * (end_TK - begin_TK)
+    alone_TK, tolerance_TK = np.isfinite(seconds_TK), 1e-3 * (end_TK - begin_TK)
     first_TK, last_TK = begin_TK + tolerance_TK, end_TK - tolerance_TK
     name_K = np.array([one.communicator for one in stamps.transfers])
     for k, name in enumerate(name_K):
