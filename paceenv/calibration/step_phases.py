@@ -186,30 +186,22 @@ def group_growth(stamps: ProgramStamps, order: StepOrder) -> tuple[ProgramStamps
 
 def _kind(stamps: ProgramStamps, order: StepOrder, name: str) -> _Kind:
     """Whether the groups of a communicator grow, and why."""
-    ops = [one.op for one in stamps.transfers]
+    mine = [k for k, one in enumerate(stamps.transfers) if one.communicator == name]
     largest = max(one.payload_bytes for one in stamps.transfers)
-    mine_K = np.array([one.communicator == name for one in stamps.transfers])
-    big_K = mine_K & np.array([one.payload_bytes > SMALL * largest for one in stamps.transfers])
-    own = {op for op, is_big in zip(ops, big_K, strict=True) if is_big}
-    reduces = bool((order.can_wait_K & mine_K).any())
-    if {"all_to_all", "send"} & {op for op, is_mine in zip(ops, mine_K, strict=True) if is_mine}:
+    big = [k for k in mine if stamps.transfers[k].payload_bytes > SMALL * largest]
+    ops, own = ({stamps.transfers[k].op for k in some} for some in (mine, big))
+    reduces = bool(order.can_wait_K[mine].any())
+    if {"all_to_all", "send"} & ops:
         return _Kind(None, "both exchanges and gradients") if reduces else _Kind(False, "exchanges or messages")
     if reduces:
         return _Kind(True, "gradients in the background")
     if not own:
-        is_world = name == WORLD
-        return _Kind(is_world, "small")
-    if own <= {"all_reduce", "broadcast"} and not (order.background_K & big_K).any():
-        between = _between(order, big_K)
+        return _Kind(name == WORLD, "small")
+    if own <= {"all_reduce", "broadcast"} and not order.background_K[big].any():
+        total_L = np.nansum(order.compute_TRL, axis=(0, 1))
+        between = float(total_L[big[0] + 1 : big[-1] + 1].sum() / max(total_L.sum(), 1e-300))
         if between < BETWEEN and "all_reduce" in own:
             return _Kind(True, "gradients in one piece")
-        if between >= BETWEEN and big_K.sum() > 1:
+        if between >= BETWEEN and len(big) > 1:
             return _Kind(False, "all-reduces that block between compute")
     return _Kind(None, f"{', '.join(sorted(own))}: of gradients or of activations")
-
-
-def _between(order: StepOrder, big_K: NDArray[np.bool_]) -> float:
-    """Share of the step's compute between the first and the last transfer of some."""
-    places = np.flatnonzero(big_K)
-    total_L = np.nansum(order.compute_TRL, axis=(0, 1))
-    return float(total_L[places[0] + 1 : places[-1] + 1].sum() / max(total_L.sum(), 1e-300))
