@@ -129,7 +129,7 @@ class JobRows:
 
     def usual(self) -> JobRows:
         """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
-        use_T = (self.here_TR & ~self.odd_TR & (self.delay_TR <= 0.0)).all(axis=1)
+        use_T = np.asarray((self.here_TR & ~self.odd_TR & (self.delay_TR <= 0.0)).all(axis=1))
         transfers, others = ([rows[t] for t in np.flatnonzero(use_T)] for rows in (self.transfers, self.others))
         return replace(self, **_parts(self, use_T), transfers=transfers, others=others)
 
