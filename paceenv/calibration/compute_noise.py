@@ -31,6 +31,7 @@ MIN_CV: Final = 0.005
 """Smaller variations are left out."""
 MAX_CV: Final = 1.0
 """Larger ones are cut off: a normal factor would often be negative."""
+MAX_MICRO_BATCHES: Final = 4096
 MIN_FAIL_SLOW: Final = 0.1
 """An episode makes a rank slower by at least this share."""
 
@@ -135,13 +136,15 @@ def compute_phases(builder: ClusterBuilder[Any]) -> list[dict[str, Any]]:
     return [one["compute"] for one in builder.data["program"]["step"] if "compute" in one]
 
 
-def put_lengths(builder: ClusterBuilder[Any], length: float) -> None:
-    """Let each phase vary by itself; what that adds to whole steps is no jitter of steps."""
+def put_lengths(builder: ClusterBuilder[Any]) -> None:
+    """Let each phase vary by itself, where phases do; what that adds to whole steps is no jitter of steps."""
+    length, works = length_cv(builder.compute.relative_R), compute_phases(builder)
+    if not length or len(works) > MAX_MICRO_BATCHES:
+        return
     count = sum(len(one) for one in builder.compute.relative_R)
     said = "variation of single phases beyond that of whole steps"
     builder.put(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
     builder.drop(["noise.jitter_cv"])
-    works = compute_phases(builder)
     for number, one in enumerate(works):
         one.setdefault("micro_batch", number)
     seconds = np.array([one["seconds"] for one in works])
