@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import job_of
+from traced_jobs import job_of, phases_of
 
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.cli import application
@@ -30,31 +30,22 @@ def compute_TR(steps: int = STEPS, ranks: int = RANKS, cv: float = 0.05) -> NDAr
     return 0.1 * (1.0 + cv * np.random.default_rng(RNG_SEED).standard_normal((steps, ranks)))
 
 
-def phased(
-    *transfers: tuple[str, float, Any], hosts: str = "", steps: int = STEPS, ranks: int = RANKS, slow: float = 1.0
-) -> Trace:
-    """Ranks compute, and then reduce, for each of ``transfers``: its operation, bytes, and seconds (or one a step).
+def phased(*transfers: tuple[str, float, Any], hosts: str = "", slow: float = 1.0) -> Trace:
+    """Ranks compute, and then reduce, for each of ``transfers``: its operation, bytes, and seconds.
 
     Args:
         transfers: one after the other, of all ranks.
         hosts: a letter for the host of each rank.
-        steps: how many.
-        ranks: how many.
         slow: by how much rank 2 computes longer.
     """
-    rng, rows, now_s = np.random.default_rng(RNG_SEED), [], 0.0
-    for t in range(steps):
-        for k, (op, size, lasts) in enumerate(transfers):
-            work_R = 0.05 * (1.0 + 0.02 * rng.standard_normal(ranks)) * np.where(np.arange(ranks) == 2, slow, 1.0)
-            end_s = now_s + work_R.max() + float(np.broadcast_to(lasts, steps)[t])
-            for r in range(ranks):
-                rows.append((r, t, 2 * k, "compute", -1, now_s, now_s + work_R[r], 0))
-                rows.append((r, t, 2 * k + 1, op, 0, now_s + work_R[r], end_s, int(size)))
-            now_s = end_s
-    names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
-    columns = {key: list(values) for key, values in zip(names, zip(*rows, strict=True), strict=True)}
-    described = tuple({"rank": r} | ({"host": hosts[r]} if hosts else {}) for r in range(ranks))
-    return Trace.from_columns({"job": "foreign", **columns}, TraceMetadata({"name": "foreign"}, described, "test"))
+    noise_TKR = 0.02 * np.random.default_rng(RNG_SEED).standard_normal((STEPS, len(transfers), RANKS))
+    work_TKR = 0.05 * (1.0 + noise_TKR) * np.where(np.arange(RANKS) == 2, slow, 1.0)
+    trace = phases_of(*((work_TKR[:, k], op, 0, lasts) for k, (op, _, lasts) in enumerate(transfers)))
+    columns = {name: trace.column(name) for name in trace.table.column_names}
+    size_K, seq = np.array([int(size) for _, size, _ in transfers]), columns["seq"]
+    columns["bytes"] = np.where(seq % 2, size_K[seq // 2], 0)
+    described = tuple({"rank": r} | ({"host": hosts[r]} if hosts else {}) for r in range(RANKS))
+    return Trace.from_columns(columns, TraceMetadata({"name": "foreign"}, described, "test"))
 
 
 @pytest.mark.parametrize(

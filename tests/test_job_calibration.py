@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.evidence.recovery import UNKNOWN, with_bytes
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.job_stamps import read_job
@@ -46,14 +47,6 @@ def simulated(tmp_path: Path) -> Any:
         return read_trace(tmp_path / "run.parquet")
 
     return trace
-
-
-def with_bytes(trace: Trace, cluster: Cluster) -> Trace:
-    """The trace with the payload's bytes, which the simulator's rows lack, so that rates can be compared."""
-    payload = trace.isin("op", cluster.job.collective)
-    return _changed(
-        trace, bytes=pa.array(np.where(payload, float(str(cluster.job.gradient_bytes)), 0).astype(np.int64))
-    )
 
 
 def noisy(trace: Trace, sd_s: float, seed: int = 0) -> Trace:
@@ -122,7 +115,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> None:
     cluster = load_cluster(name)
-    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=_latency_of(cluster), program=False)
+    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=cluster.changed(list(UNKNOWN)), program=False)
     assert not missed(fit, cluster, CASES[name])
     assert (fit.cluster.ranks, fit.cluster.groups) == (cluster.ranks, cluster.groups)
     assert fit.cluster.job.collective == cluster.job.collective
@@ -132,26 +125,12 @@ def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> No
     assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.02)
 
 
-def _latency_of(cluster: Cluster) -> Cluster:
-    """What an operator knows of a cluster: latency and racks, nothing of what is to be found."""
-    return cluster.changed(
-        [
-            "fabric.nic_gbps=50",
-            "fabric.uplink_gbps=50",
-            "fabric.barrier_us=0",
-            "fabric.buffer_kb=null",
-            "post_collective_work={}",
-            "noise={}",
-        ]
-    )
-
-
 def test_noise_of_the_stamps(simulated: Any) -> None:
     """It hides how payloads respond to starts as they happen to vary, but not how they respond to random delays."""
     cluster = load_cluster("unequal-slack")
     trace = noisy(with_bytes(simulated(cluster), cluster), 1e-3)
     probe = noisy(with_bytes(simulated(cluster, longest_s=0.03), cluster), 1e-3, 1)
-    fit = fit_trace(trace, base=_latency_of(cluster), probe=probe, program=False)
+    fit = fit_trace(trace, base=cluster.changed(list(UNKNOWN)), probe=probe, program=False)
     assert fit.cluster.fabric.uplink_gbps == pytest.approx(0.4, rel=0.02)
     assert fit.cluster.post_collective_work.groups == 1
     assert fit.cluster.post_collective_work.work_s == pytest.approx(0.12, rel=0.02)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from traced_jobs import phases_of
 
 from paceenv.calibration.fit_trace import fit_stamps, fit_trace
 from paceenv.calibration.heldout import check_fit
@@ -16,35 +16,15 @@ from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.noise_fit import fit_noise, stage_times
 from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.core.trace import Trace
 
 Array = NDArray[np.float64]
 
 
 def trace_of(compute_s_TR: Array, payload_s_T: Array, groups: int = 1, op: str = "all_reduce") -> Trace:
     """A trace whose ranks compute and then meet in a payload, group by group; with several groups a barrier follows."""
-    T, R = compute_s_TR.shape
-    rows: dict[str, list[Any]] = {
-        k: [] for k in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
-    }
-
-    def add(*values: Any) -> None:
-        for column, value in zip(rows.values(), values, strict=True):
-            column.append(value)
-
-    begin_s = 0.0
-    for t in range(T):
-        arrived_s_GM = begin_s + compute_s_TR[t].reshape(groups, -1)
-        done_s_G = arrived_s_GM.max(axis=1) + payload_s_T[t]
-        for rank, arrived_s in enumerate(arrived_s_GM.ravel()):
-            g = rank * groups // R
-            add(rank, t, 0, "compute", -1, 0, begin_s, arrived_s)
-            add(rank, t, 1, op, g, 1000, arrived_s, done_s_G[g])
-            if groups > 1:
-                add(rank, t, 2, "barrier", -1, 0, done_s_G[g], done_s_G.max() + 1e-3)
-        begin_s = done_s_G.max() + (1e-3 if groups > 1 else 0.0)
-    ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(R))
-    return Trace.from_columns({"job": "odd"} | rows, TraceMetadata({}, ranks, "test"))
+    payload = compute_s_TR, op, np.repeat(np.arange(groups), compute_s_TR.shape[1] // groups), payload_s_T[:, None]
+    return phases_of(payload, *([(None, "barrier", -1, 1e-3)] if groups > 1 else []))
 
 
 @st.composite
@@ -75,6 +55,4 @@ def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
 
 def test_stamps_that_never_vary_agree_with_themselves() -> None:
     stamps = read_job(read_rows(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02))))
-    check = check_fit(stamps, lambda part: fit_stamps(part).cluster)
-    assert isinstance(check, dict)
-    assert check["good"]
+    assert check_fit(stamps, lambda part: fit_stamps(part).cluster)["good"]

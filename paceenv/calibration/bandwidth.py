@@ -7,6 +7,7 @@ squares on relative errors, so that 8 bytes count as much as 8 GB.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -174,6 +175,20 @@ def fit_bandwidth(table: Table) -> BandwidthFit:
         float(errors[2]),
         relative @ values - 1.0,
     )
+
+
+def fit_table(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
+    """The cluster of the only table of some output, and what to say of it."""
+    if len(tables) > 1:
+        raise InputError(f"{len(tables)} tables ({', '.join(one.source for one in tables[:4])}); allowed: one")
+    fit = fit_bandwidth(tables[0])
+    notes = [fit.text]
+    if not fit.table.nodes:
+        where = "inside one node" if fit.nodes == 1 else "across nodes"
+        notes.append(f"{fit.table.source}: lists no hosts; {fit.table.members} ranks are taken to be {where}")
+    if base is None:
+        notes.append("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
+    return fit.to_cluster(name, base), notes
 
 
 def _bandwidth_only(table: Table, sent_bytes: NDArray[np.float64]) -> BandwidthFit:

@@ -70,13 +70,12 @@ def simulate(cluster: Cluster, iterations: int) -> Steps:
 class RankCompute:
     """What each rank computes in a step, ``(T, R)``: seconds, or in a program over the mean of its phases.
 
-    ``by_rank``: phases say how ranks differ lastingly, so that noise does not. Of a program also its ``phases`` as a
-    config, and what ranks compute in them over their mean, ``(T, J)`` of each rank.
+    ``by_rank``: phases say how ranks differ lastingly, so that noise does not. ``relative_R`` is, of a program, what
+    each rank computes in its phases over their mean, ``(T, J)``.
     """
 
     value_TR: Array
     by_rank: bool = False
-    phases: Sequence[dict[str, Any]] = ()
     relative_R: Sequence[Array] = ()
 
 
@@ -93,23 +92,20 @@ Stamps = TypeVar("Stamps", bound=StepStamps)
 class ClusterBuilder(Generic[Stamps]):
     """The cluster so far; ``base`` is what the operator knows.
 
-    ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``stand_ins`` are
-    keys that nobody measured, ``slow`` names ranks that are lastingly slow, ``healthy`` is the mean compute of the
-    others, as ``compute`` counts it.
+    ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``unseen`` are
+    rates that nobody knows, ``slow`` names ranks that are lastingly slow.
     """
 
     compute: RankCompute
     payload: PayloadFit | None = None
     unseen: Sequence[str] = ()
     slow: Sequence[int] = ()
-    healthy: float = 1.0
 
     def __init__(self, stamps: Stamps, base: Cluster | None, name: str, probed: Stamps | None = None) -> None:
         self.stamps, self.base, self.probed = stamps, base, stamps if probed is None else probed
         self.data: dict[str, Any] = {"name": name}
         self.measured = of_trace(stamps.step_T[stamps.steady_T])
         self.parameters: list[Parameter] = []
-        self.stand_ins: dict[str, float] = {}
         self._simulated: tuple[dict[str, Any], Steps] | None = None
 
     def add(self, *parameters: Parameter) -> None:
@@ -122,11 +118,6 @@ class ClusterBuilder(Generic[Stamps]):
         for one in parameters:
             section, _, key = one.key.partition(".")
             self.data.setdefault(section, {})[key] = one.value
-
-    def stand_in(self, key: str, value: float, why: str, source: str) -> None:
-        """Put a value that the trace does not identify and that nobody else knows either."""
-        self.put(not_identifiable(key, value, why, source))
-        self.stand_ins[key] = value
 
     def drop(self, keys: Iterable[str]) -> None:
         """Take back the evidence of some keys, which a later stage knows better."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise
+from paceenv.calibration.noise_fit import MIN_STEPS, fit_noise, stage_times
 from paceenv.calibration.parameters import FROM_BASE, Parameter, bounded, identified, not_identifiable
 from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
+from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
 
@@ -31,6 +31,7 @@ MIN_CV: Final = 0.005
 """Smaller variations are left out."""
 MAX_CV: Final = 1.0
 """Larger ones are cut off: a normal factor would often be negative."""
+MAX_MICRO_BATCHES: Final = 4096
 MIN_FAIL_SLOW: Final = 0.1
 """An episode makes a rank slower by at least this share."""
 
@@ -53,9 +54,10 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
     mean, *noise = fit.parameters
     if not is_ratio:
         builder.put(replace(mean, evidence="mean of what precedes the payload, healthy ranks"))
-    elif not compute.by_rank:
+    elif not compute.by_rank:  # phases have the mean over all ranks
         assert mean.value is not None
-        builder.healthy = mean.value
+        for phase in compute_phases(builder):
+            phase["seconds"] = float(f"{mean.value * phase['seconds']:.6g}")
     builder.slow = [] if compute.by_rank else [stamps.names[r] for r in fit.slow]
     slow = ", ".join(f"rank {name}" for name in builder.slow)
     for one in noise:
@@ -97,17 +99,21 @@ def _without_episodes(compute_TR: Array, names: Sequence[int]) -> tuple[Array, l
     ]
 
 
-def noise_cluster(fit: NoiseFit, ranks: int, base: Cluster, name: str, source: str) -> Cluster:
-    """``base`` with the fitted compute time and noise, one node per rank."""
-    data = base.model_dump()
+def fit_stage(trace: Trace, base: Cluster, name: str) -> tuple[Cluster, str]:
+    """``base`` with the compute time and noise of a pipeline's first stage, one node a rank; and what is left out."""
+    stages = stage_times(trace)
+    first = min(stages)
+    fit, data = fit_noise(stages[first]), base.model_dump()
+    source = f"derived statistics of {trace.job_name(None)} ({trace.metadata.source}), stage {first}"
     data |= {"name": name, "description": f"Noise of compute fitted to {source}."}
-    data["job"] |= {"nodes": ranks}
+    data["job"] |= {"nodes": stages[first].shape[1]}
     data["noise"] |= NO_NOISE
     for one in map(_within_bounds, fit.parameters):
         section, _, key = one.key.partition(".")
         data[section][key] = one.value
     data["calibration"] = {"source": source, "fitted": {one.key: one.to_record() for one in fit.parameters}}
-    return config_files.parse(Cluster, data, f"calibration of {source}")
+    said = f"only the noise of compute of stage {first} is fitted; sends and receives between stages are not"
+    return config_files.parse(Cluster, data, f"calibration of {source}"), f"a pipeline of {len(stages)} stages: {said}"
 
 
 def length_cv(relative: Sequence[Array]) -> float:
@@ -125,14 +131,20 @@ def length_cv(relative: Sequence[Array]) -> float:
     return float(f"{min(own_cv, 1.0):.4g}") if own_cv > MIN_CV else 0.0
 
 
-def put_lengths(builder: ClusterBuilder[Any], length: float) -> None:
-    """Let each phase vary by itself; what that adds to whole steps is no jitter of steps."""
+def compute_phases(builder: ClusterBuilder[Any]) -> list[dict[str, Any]]:
+    """The phases of the step in which ranks compute."""
+    return [one["compute"] for one in builder.data["program"]["step"] if "compute" in one]
+
+
+def put_lengths(builder: ClusterBuilder[Any]) -> None:
+    """Let each phase vary by itself, where phases do; what that adds to whole steps is no jitter of steps."""
+    length, works = length_cv(builder.compute.relative_R), compute_phases(builder)
+    if not length or len(works) > MAX_MICRO_BATCHES:
+        return
     count = sum(len(one) for one in builder.compute.relative_R)
     said = "variation of single phases beyond that of whole steps"
     builder.put(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
     builder.drop(["noise.jitter_cv"])
-    step = builder.data["program"]["step"] = deepcopy([*builder.compute.phases])
-    works = [one["compute"] for one in step if "compute" in one]
     for number, one in enumerate(works):
         one.setdefault("micro_batch", number)
     seconds = np.array([one["seconds"] for one in works])

@@ -2,7 +2,7 @@
 
 The rows of the trace are read once (``step_stamps``). Its step is described by one collective (``job_stamps``), by all
 of its transfers (``program_stamps``), or by a program that is given (``known_program``): where nobody says otherwise,
-the trace decides. From there on all go through the same stages, and where the three differ, a stage knows.
+the trace decides. From there on each goes through its stages, as :data:`STAGES` lists them.
 
 | stage | adds | in |
 | --- | --- | --- |
@@ -29,29 +29,26 @@ from paceenv.calibration.cluster_builder import ClusterBuilder, Stamps, Steps
 from paceenv.calibration.compute_noise import add_noise
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.known_program import read_known
-from paceenv.calibration.links import add_links
+from paceenv.calibration.known_program import AnchorStamps, read_known
+from paceenv.calibration.links import add_payload
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.program_fit import add_program
+from paceenv.calibration.program_fit import match_known, match_program
+from paceenv.calibration.program_links import add_transfers, durations
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.step_order import OVERLAPS
 from paceenv.calibration.step_stamps import JobRows, StepStamps, read_rows
-from paceenv.calibration.structure import add_post_work, add_structure
+from paceenv.calibration.structure import add_collective, add_known, add_post_work, add_program
 from paceenv.calibration.tenants import add_tenants
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace
 from paceenv.core.warm_up import without_warm_up
 from paceenv.sim.cluster import STAND_INS, Cluster
 
-STAGES: Final[tuple[Callable[[ClusterBuilder[Any]], None], ...]] = (
-    add_structure,
-    add_noise,
-    add_post_work,
-    add_links,
-    add_tenants,
-    add_program,
-)
-NOT_ASKED: Final = "not asked for"
+STAGES: Final[dict[type[StepStamps], tuple[Callable[[ClusterBuilder[Any]], None], ...]]] = {
+    JobStamps: (add_collective, add_noise, add_post_work, add_payload, add_tenants),
+    ProgramStamps: (add_program, add_noise, add_transfers, match_program),
+    AnchorStamps: (add_known, add_noise, match_known),
+}
 OFF: Final = 0.05
 """Error of the mean step from which on one collective a step does not describe a job."""
 RUNS_APART: Final = 2.0
@@ -66,8 +63,7 @@ class JobFit:
     """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
 
     ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
-    ``steps`` counts the measured ones, ``check`` is the one on unseen steps, or why there is none; ``notes`` say which
-    description was taken and what was left out.
+    ``steps`` counts the measured ones; ``notes`` say which description was taken and what was left out.
     """
 
     cluster: Cluster
@@ -75,7 +71,6 @@ class JobFit:
     measured: Steps
     simulated: Steps
     steps: int = 0
-    check: dict[str, Any] | str = NOT_ASKED
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,7 +89,10 @@ def fit_trace(
     program: bool | None = None,
     check: bool = False,
 ) -> JobFit:
-    """Fit a cluster to a trace: one collective a step, or a program; ``check`` compares it with unseen steps."""
+    """Fit a cluster to a trace: one collective a step, or a program.
+
+    ``check`` compares it with unseen steps, in its record as ``held_out_steps``.
+    """
     trace, warm_up = without_warm_up(trace, job)
     notes = [f"the first {warm_up} iterations are left out as warm-up"] if warm_up else []
     known = base if base is not None and base.program is not None else None
@@ -103,21 +101,24 @@ def fit_trace(
     if known is not None and program is False:
         raise InputError(f"base: {known.name} has a program; allowed: a base without one where none is wanted")
     rows = read_rows(trace, job)
-    if known is not None:
-        fit = fit_stamps(read_known(rows, known), base, name)
-        return replace(fit, check="the step is that of --base", notes=tuple(notes))
 
     def fit_as(stamps: StepStamps) -> JobFit:
         if probe is None or not isinstance(stamps, JobStamps):
             return fit_stamps(stamps, base, name)
         return fit_stamps(stamps, base, name, read_job(read_rows(without_warm_up(probe, job)[0], job)))
 
-    stamps, fit, more = _described(rows, program, fit_as)
-    if probe is not None and fit.cluster.program is not None:
-        more.append("the probe is not used: the step is described as a program")
+    if known is not None:
+        fit, held_out = fit_as(read_known(rows, known)), {"cannot_tell": "the step is that of --base"}
+    else:
+        stamps, fit, more = _described(rows, program, fit_as)
+        notes += more
+        if probe is not None and fit.cluster.program is not None:
+            notes.append("the probe is not used: the step is described as a program")
+        held_out = check_fit(stamps, lambda part: fit_as(part).cluster) if check else {}
     if check:
-        fit = replace(fit, check=check_fit(stamps, lambda part: fit_as(part).cluster))
-    return replace(fit, notes=(*notes, *more))
+        record = fit.cluster.calibration | {"held_out_steps": held_out}
+        fit = replace(fit, cluster=fit.cluster.model_copy(update={"calibration": record}))
+    return replace(fit, notes=tuple(notes))
 
 
 def _described(
@@ -128,7 +129,7 @@ def _described(
         asked = read_program(rows)
         return asked, fit_as(asked), []
     transfers = _or_why(partial(read_program, rows)) if program is None else ""
-    if isinstance(transfers, ProgramStamps) and overlapping(transfers):
+    if isinstance(transfers, ProgramStamps) and durations(transfers).overlap_share > OVERLAPS:
         said = "transfers of several communicators overlap: the step is described as a program"
         return transfers, fit_as(transfers), [said]
     try:
@@ -158,8 +159,8 @@ def fit_stamps(
 ) -> JobFit:
     """Take the stamps of a job through all stages, its links from a probe; ``base`` stands where they tell nothing."""
     builder = ClusterBuilder(stamps, base, name, probed)
-    for add in STAGES:
-        add(builder)
+    for stage in STAGES[type(stamps)]:
+        stage(builder)
     return _with_record(builder)
 
 
@@ -175,7 +176,8 @@ def _with_record(builder: ClusterBuilder[Any]) -> JobFit:
     }
     ranks = tuple(sorted(stamps.names))
     if cluster.program is not None:
-        record[STAND_INS] = builder.stand_ins
+        guesses = [p for p in builder.parameters if p.is_guess and p.key.startswith("fabric.")]
+        record[STAND_INS] = {p.key: p.value for p in guesses}
     if ranks != tuple(range(len(ranks))):
         record["ranks"] = list(ranks)
     if builder.slow:
@@ -208,22 +210,3 @@ def _left_out(rows: JobRows, stamps: JobStamps) -> tuple[str, ...]:
     if share <= OFF:
         return ()
     return (f"other collectives take {share:.0%} of a step and count as compute, which stays the same at any size",)
-
-
-def overlapping(stamps: ProgramStamps) -> bool:
-    """Whether transfers of several communicators of a rank often run at the same time."""
-    names = np.array([one.communicator for one in stamps.transfers])
-    if len(set(names.tolist())) < 2:
-        return False
-    for r in range(stamps.ranks):
-        start_TK, end_TK = stamps.start_TRK[:, r], stamps.end_TRK[:, r]
-        for name in set(names.tolist()):
-            mine, others = names == name, names != name
-            lasts_TK = np.maximum(end_TK - start_TK, 0.0)
-            low = np.maximum(start_TK[:, mine, None], start_TK[:, None, others])
-            high = np.minimum(end_TK[:, mine, None], end_TK[:, None, others])
-            shorter = np.minimum(lasts_TK[:, mine, None], lasts_TK[:, None, others])
-            meet_T = np.any((high - low > OVERLAPS * shorter) & (shorter > 0.0), axis=(1, 2))
-            if meet_T.mean() > OVERLAPS:
-                return True
-    return False

@@ -36,8 +36,8 @@ _TOLERANCES: Final = {MEAN: GOOD_MEAN, CV: GOOD_CV, P99: 0.1}
 Array = NDArray[np.float64]
 
 
-def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> dict[str, Any] | str:
-    """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
+def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> dict[str, Any]:
+    """Fit a job's first steps and compare the fitted cluster with the rest, or say in ``cannot_tell`` why not.
 
     Only steps without pacing are held out, as the fitted cluster is simulated without. Of each quantity: its value on
     held-out steps, mean and central 95 % of simulated runs, the error (of the CV the difference, else relative), and
@@ -48,9 +48,11 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> dict[str, Any
     first, rest = stamps.part(np.arange(T) < cut), stamps.part((np.arange(T) >= cut) & stamps.unpaced_T)
     least = round(MIN_ITERATIONS / FITTED_SHARE)
     if cut < MIN_ITERATIONS or len(rest.step_T) < MIN_STEPS:
-        return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
+        why = f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
+        return {"cannot_tell": why}
     if first.unpaced_T.sum() < MIN_UNPACED:
-        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
+        why = f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
+        return {"cannot_tell": why}
     drawn, held_out = drawn_clusters(fit(first)), len(rest.step_T)
     runs = int(np.clip(_MAX_CELLS / (held_out * stamps.ranks * len(drawn)), 1, RUNS))
     simulated = list[dict[str, float]]()

@@ -8,9 +8,10 @@ Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.step_stamps import PLAIN_OPS, JobRows, Row, StepStamps
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, Wait
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
 
 Array = NDArray[np.float64]
@@ -42,35 +44,28 @@ class AnchorStamps(StepStamps):
     anchors_R: list[list[_Anchor]]
 
 
-def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anchor]:
+def _anchors(program: StepProgram, role: Sequence[Instruction], rank: int, *, handed_over: bool) -> list[_Anchor]:
     """Rows of a rank: transfers in the background where they are handed over, or where they are awaited."""
-    anchors, work, works = list[_Anchor](), list[int](), 0
-    pending: list[tuple[str | None, str]] = []
+    anchors, work = list[_Anchor](), list[int]()
+    phases = [phase.compute for phase in flat(program.step) if phase.compute is not None]
+    mine = (number for number, one in enumerate(phases) if one.ranks is None or rank in one.ranks)
+    begun, op_of = Counter[str](), dict[Wait, str]()
 
     def add(op: str, *, blocks: bool) -> None:
         anchors.append(_Anchor(op, blocks, tuple(work)))
         work.clear()
 
-    for phase in flat(program.step):
-        transfer = phase.transfer()
-        if phase.compute is not None:
-            if phase.compute.ranks is None or rank in phase.compute.ranks:
-                work.append(works)
-            works += 1
-        elif transfer is not None:
-            op, one = transfer
-            if one.ranks is not None and rank not in one.ranks:
-                continue
-            if one.background and not handed_over:
-                pending.append((one.name, op))
-            else:
-                add(op, blocks=not one.background)
-        else:
-            for awaited in [op for name, op in pending if name == phase.wait]:
-                add(awaited, blocks=True)
-            pending = [item for item in pending if item[0] != phase.wait]
-    for _, awaited in pending:
-        add(awaited, blocks=True)
+    for at, one in enumerate(role):
+        if isinstance(one, Compute):
+            work.append(next(mine))
+        elif isinstance(one, Start):
+            wait = Wait(one.communicator, begun[one.communicator])
+            begun[one.communicator] += 1
+            op_of[wait] = one.op
+            if handed_over:
+                add(one.op, blocks=role[at + 1] == wait)
+        elif not handed_over:
+            add(op_of[one], blocks=True)
     add("", blocks=True)
     return anchors
 
@@ -78,13 +73,15 @@ def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anc
 def read_known(given: JobRows, base: Cluster) -> AnchorStamps:
     """Steps whose rows are those of a known program, from all rows of a job."""
     assert base.program is not None
-    table = given.usual()
+    table, plan = given.usual(), base.plan()
     iteration_T, last_T, ranks = table.iteration_T, table.end_T, len(table.names)
     if ranks != base.ranks:
         raise InputError(f"trace of {table.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
     rows = [[[row for row in mine if row.op in PLAIN_OPS] for mine in step] for step in table.transfers]
     for handed_over in (False, True):
-        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(ranks)]
+        anchors_R = [
+            _anchors(base.program, plan.roles[role], r, handed_over=handed_over) for r, role in enumerate(plan.role_R)
+        ]
         kept = [
             t
             for t in (np.flatnonzero(np.diff(iteration_T) == 1) + 1).tolist()
@@ -130,7 +127,7 @@ def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def known_compute(stamps: AnchorStamps) -> RankCompute:
+def known_compute(stamps: AnchorStamps) -> tuple[list[dict[str, Any]], RankCompute]:
     """The phases of the base with the seconds that ranks compute before their anchors."""
     assert stamps.base.program is not None
     phases = [phase.model_dump(exclude_none=True, exclude_defaults=True) for phase in flat(stamps.base.program.step)]
@@ -147,8 +144,8 @@ def known_compute(stamps: AnchorStamps) -> RankCompute:
         total_R.append(compute_TJ[:, used].sum(axis=1))
         relative_R.append(compute_TJ[:, used] / np.maximum(compute_TJ[:, used].mean(axis=0), 1e-300))
     for one, ratio_N in zip(works, ratios, strict=True):
-        one["seconds"] *= float(np.mean(ratio_N)) if ratio_N else 1.0
+        one["seconds"] = float(f"{one['seconds'] * (np.mean(ratio_N) if ratio_N else 1.0):.6g}")
     total_TR = np.stack(total_R, axis=1)
     by_rank = any("ranks" in one for one in works)  # phases of their own say how ranks differ
     mean_R = total_TR.mean(axis=0) if by_rank else np.full(total_TR.shape[1], total_TR.mean())
-    return RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, phases, relative_R)
+    return phases, RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, relative_R)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import LinkFit, PayloadFit, fit_links, receive
 from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, ROUND_US, bounded, identified, not_identifiable
-from paceenv.calibration.program_links import add_program_links
-from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster.fabric import BURST_KB
 
@@ -45,21 +43,16 @@ Replay = Callable[..., Array]
 """:func:`receive` under the trace's own arrivals: when payloads end, seconds ``(T, G)``."""
 
 
-def add_links(builder: ClusterBuilder[Any]) -> None:
-    """Rates, latencies and losses of links; those of a given program show in its simulated step only."""
-    stamps = builder.stamps
-    if isinstance(stamps, ProgramStamps):
-        builder.unseen = add_program_links(builder)
-    elif isinstance(stamps, JobStamps):
-        if stamps.collective == "all_reduce":
-            _add_uplink(builder)
-        else:
-            _add_incast(builder)
-        if builder.base is None:
-            latency_us = float(str(builder.cluster().fabric.latency_us))
-            why = "at one size a round of messages is a part of the payload's time"
-            lo, hi = ROUND_US
-            builder.add(not_identifiable("fabric.latency_us", latency_us, why, "assumed", lo=lo, hi=hi))
+def add_payload(builder: ClusterBuilder[JobStamps]) -> None:
+    """Rates, latency and losses of links."""
+    if builder.stamps.collective == "all_reduce":
+        _add_uplink(builder)
+    else:
+        _add_incast(builder)
+    if builder.base is None:
+        latency_us = float(str(builder.cluster().fabric.latency_us))
+        why, (lo, hi) = "at one size a round of messages is a part of the payload's time", ROUND_US
+        builder.add(not_identifiable("fabric.latency_us", latency_us, why, "assumed", lo=lo, hi=hi))
 
 
 def _add_uplink(builder: ClusterBuilder[JobStamps]) -> None:

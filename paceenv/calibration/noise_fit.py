@@ -3,8 +3,7 @@
 Axes: T steps, R ranks. ``compute_s_TR`` is the sum of a rank's compute operations in a step. With y = compute time /
 mean over steps and healthy ranks, a two-way random-effects analysis of variance (Searle, Casella and McCulloch,
 *Variance Components*, 1992, section 4.5) splits y into persistent (per rank), common-mode (per step) and idiosyncratic
-variance, each unbiased and therefore sometimes negative. E[max]/mean at width n is the exact expectation of the maximum
-over a random subset of n ranks without replacement, from order statistics, divided by the mean over all.
+variance, each unbiased and therefore sometimes negative.
 
 The model, per rank r and iteration t (the engine's, without its rare events):
 
@@ -13,7 +12,7 @@ The model, per rank r and iteration t (the engine's, without its rare events):
 persistent_r = 1 + persistent_cv * N(0, 1), times ``slow_factor`` on ``slow_ranks`` ranks; common and jitter are
 normal; imbalance is a shifted gamma with mean 0, which three moments fix (shape 4 / skewness^2) and whose tail, unlike
 a lognormal's, gives the right maximum. A residual whose skewness is significant is imbalance, any other is jitter: the
-sum of both has one parameter more than moments and maxima can tell apart.
+sum of both has one parameter more than three moments can tell apart.
 
 Errors are jackknife errors over blocks of steps: a bootstrap repeats steps, and repeated steps look like persistent
 differences between ranks.
@@ -22,18 +21,18 @@ differences between ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import stats
 
 from paceenv.calibration.parameters import Parameter, exact
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace
 
-WIDTHS: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MIN_STEPS: Final = 8
 """Fewer would leave little of a third moment."""
 REPLICATES: Final = 20
@@ -53,10 +52,6 @@ of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022).""
 PRIOR_WORKERS: Final = 2
 """The usual difference counts as so many more workers in errors: three workers may be alike by chance."""
 COMPONENTS: Final = "variance components of a rank's compute in a step, jackknife over steps"
-_TAIL = 1e-12
-_GRID = 1001
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
-_WEIGHTS /= _WEIGHTS.sum()
 
 Array = NDArray[np.float64]
 
@@ -64,7 +59,6 @@ Array = NDArray[np.float64]
 class Moments(NamedTuple):
     """Moments of one set of steps; variances and skewness are of compute time relative to its mean.
 
-    ``max_over_mean`` holds E[max]/mean at the widths of :data:`WIDTHS` up to the number of healthy workers.
     ``slow_factor`` is slow over healthy mean compute time, 1 without slow workers.
     """
 
@@ -73,24 +67,7 @@ class Moments(NamedTuple):
     common_var: float
     idiosyncratic_var: float
     idiosyncratic_skewness: float
-    max_over_mean: tuple[float, ...]
     slow_factor: float
-
-
-def widths(workers: int) -> tuple[int, ...]:
-    return tuple(width for width in WIDTHS if width <= workers)
-
-
-def subset_max(values_TR: Array, width: int) -> Array:
-    """Expected maximum over a random subset of ``width`` of each row's R values, ``(T,)``, exactly.
-
-    The chance that all of the subset is among the i smallest is C(i, width) / C(R, width).
-    """
-    ranks = values_TR.shape[1]
-    below = np.arange(ranks + 1.0)[:, None] - np.arange(width)
-    chance = np.prod(np.maximum(below, 0.0) / (ranks - np.arange(width)), axis=1)
-    expected_T: Array = np.sort(values_TR, axis=1) @ np.diff(chance)
-    return expected_T
 
 
 def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
@@ -112,7 +89,6 @@ def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
         common_var=float(y_TR.mean(axis=1).var(ddof=1)) - idiosyncratic / ranks,
         idiosyncratic_var=idiosyncratic,
         idiosyncratic_skewness=skewness,
-        max_over_mean=tuple(float(subset_max(y_TR, width).mean()) for width in widths(ranks)),
         slow_factor=float(compute_s_TR[:, slow_R].mean()) / mean_s if slow_R.any() else 1.0,
     )
 
@@ -144,51 +120,15 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
 
 def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
     """Compute times ``(T, R)``, seconds, of the workers of every stage of one job, in the steps that all completed."""
-    mine = trace.isin("job", trace.job_name(job))
-    rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
-    is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
-    stage_of = trace.metadata.of_ranks("stage", 0)
-    stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
-    by_stage = {}
-    for number in np.unique(stage).tolist():
-        rows = is_compute & (stage == number)
-        by_stage[number] = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
-    return by_stage
-
-
-def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array) -> Array:
-    """Compute time per step and worker ``(T, R)`` of the steps every worker took part in."""
-    steps, t = np.unique(iteration, return_inverse=True)
-    ranks, r = np.unique(rank, return_inverse=True)
-    shape = (len(steps), len(ranks))
-    cell = t * len(ranks) + r
-    total_s_TR: Array = np.bincount(cell, duration_s, len(steps) * len(ranks)).reshape(shape).astype(np.float64)
-    complete_T = np.bincount(cell, minlength=total_s_TR.size).reshape(shape).all(axis=1)
-    return total_s_TR[complete_T]
-
-
-def imbalance_cdf(x: Array, persistent_cv: float, cv: float, skew: float) -> Array:
-    """Distribution function at ``x`` of a healthy worker's compute over the mean, without the common mode.
-
-    The imbalance's own, averaged over the nodes of the persistent part.
-    """
-    shape = 4.0 / skew**2
-    nodes, weights = (_NODES, _WEIGHTS) if persistent_cv else (np.zeros(1), np.ones(1))
-    factors = np.maximum(1.0 + persistent_cv * nodes, _TAIL)
-    z = (x[..., None] / factors - 1.0) / max(cv, _TAIL)
-    chance: Array = special.gammainc(shape, np.maximum(shape + z * math.sqrt(shape), 0.0)) @ weights
-    return chance
-
-
-def expected_max(persistent_cv: float, cv: float, skew: float, tested: tuple[int, ...]) -> Array:
-    """E[max]/mean of n independent workers for every n of ``tested``: b minus the integral of F^n up to b."""
-    shape, sd = 4.0 / skew**2, -special.ndtri(_TAIL)
-    scale = cv / math.sqrt(shape)
-    low, high = (1.0 + scale * (end(shape, _TAIL) - shape) for end in (special.gammaincinv, special.gammainccinv))
-    x = np.linspace(min(low, low * (1.0 - sd * persistent_cv)), high * (1.0 + sd * persistent_cv), _GRID)
-    chance = imbalance_cdf(x, persistent_cv, cv, skew)
-    expected: Array = x[-1] - np.array([np.trapezoid(chance**width, x) for width in tested])
-    return expected
+    rows, stage_of = read_rows(trace, job), trace.metadata.of_ranks("stage", 0)
+    stage_R = np.array([stage_of.get(rank, 0) for rank in rows.names])
+    total_s_TR = np.full(rows.here_TR.shape, np.nan)
+    for at, mine in ((at, rows.others[at[0]][at[1]]) for at in np.ndindex(total_s_TR.shape)):
+        if lasts_s := [row.end_s - row.start_s for row in mine if row.op in COMPUTE_OPS]:
+            total_s_TR[at] = sum(lasts_s)
+    works_R = np.isfinite(total_s_TR).any(axis=0)
+    of_stages = {number: total_s_TR[:, works_R & (stage_R == number)] for number in np.unique(stage_R).tolist()}
+    return {number: total_TR[np.isfinite(total_TR).all(axis=1)] for number, total_TR in of_stages.items()}
 
 
 @dataclass(frozen=True)
@@ -217,59 +157,49 @@ def fit_noise(compute_s_TR: Array) -> NoiseFit:
     whole = moments(compute_s_TR, slow_R)
     blocks = np.array_split(np.arange(steps), min(steps, REPLICATES))
     parts = [moments(np.delete(compute_s_TR, block, axis=0), slow_R) for block in blocks]
-    target_se = _jackknife_se(np.array([_targets(part) for part in parts]))
-    skewed = whole.idiosyncratic_skewness > SIGNIFICANT * target_se[1]
     t = float(stats.t.ppf(0.975, len(parts) - 1))
     # with what is usual as so many more workers: an error must not vanish because three happen to be alike
     freedom = healthy - 1 + PRIOR_WORKERS
     usual_var = PRIOR_WORKERS * USUAL_PERSISTENT_CV**2
     workers_var = ((healthy - 1) * max(whole.persistent_var, 0.0) + usual_var) / freedom
 
-    def jackknife(key: str, value: float, replicates: list[float]) -> Parameter:
-        se = float(_jackknife_se(np.array(replicates)))
+    def jackknife_se(name: str) -> float:
+        """Standard error over steps; never 0, so that nothing is known for certain."""
+        values, count = [getattr(part, name) for part in parts], len(parts)
+        return max(math.sqrt((count - 1.0) ** 2 / count * float(np.var(values, ddof=1))), 1e-12)
+
+    def around(key: str, value: float, se: float, t: float) -> Parameter:
         return Parameter(key, value, se, max(value - t * se, 0.0), value + t * se, COMPONENTS)
 
     def over_workers(key: str, name: str, share: float) -> Parameter:
-        over_steps = jackknife(key, getattr(whole, name), [getattr(part, name) for part in parts])
-        return _with_workers(over_steps, workers_var * share, (freedom, len(parts) - 1))
+        """With the error of having seen few workers, which leaving out steps cannot show: every worker is in all.
+
+        Student's t has the degrees of freedom of both, workers and steps (Welch and Satterthwaite).
+        """
+        value, steps_var = getattr(whole, name), jackknife_se(name) ** 2
+        few_var = workers_var * share * value**2
+        total = steps_var + few_var
+        t_both = stats.t.ppf(0.975, total**2 / (few_var**2 / freedom + steps_var**2 / (len(parts) - 1)))
+        return around(key, value, math.sqrt(total), float(t_both))
 
     def deviation(key: str, name: str) -> Parameter:
-        value, se = getattr(whole, name), float(_jackknife_se(np.array([getattr(part, name) for part in parts])))
-        return _from_variances(key, value, value - t * se, value + t * se, t)
+        variance, half = getattr(whole, name), t * jackknife_se(name)
+        return _from_variances(key, variance, variance - half, variance + half, t)
 
-    fitted = [over_workers("job.compute_s", "mean_s", 1.0 / healthy)]
-    if not skewed:
-        fitted.append(deviation("noise.jitter_cv", "idiosyncratic_var"))
-    fitted += [deviation("noise.common_cv", "common_var"), _persistent(whole, steps, healthy)]
-    if skewed:
-        cv_skew, *parts_cv_skew = (_fit_imbalance(one, target_se) for one in (whole, *parts))
-        for i, key in enumerate(("noise.imbalance_cv", "noise.imbalance_skew")):
-            fitted.append(jackknife(key, cv_skew[i], [one[i] for one in parts_cv_skew]))
+    skewness, skewness_se = whole.idiosyncratic_skewness, jackknife_se("idiosyncratic_skewness")
+    is_skewed = skewness > SIGNIFICANT * skewness_se
+    fitted = [
+        over_workers("job.compute_s", "mean_s", 1.0 / healthy),
+        deviation("noise.imbalance_cv" if is_skewed else "noise.jitter_cv", "idiosyncratic_var"),
+        deviation("noise.common_cv", "common_var"),
+        _persistent(whole, steps, healthy),
+    ]
+    if is_skewed:
+        fitted.append(around("noise.imbalance_skew", skewness, skewness_se, t))
     if slow:
         fitted.append(exact("noise.slow_ranks", slow, COMPONENTS))
         fitted.append(over_workers("noise.slow_factor", "slow_factor", 1.0 / slow + 1.0 / healthy))
     return NoiseFit(tuple(fitted), tuple(np.flatnonzero(slow_R).tolist()))
-
-
-def _targets(moments: Moments) -> Array:
-    """The targets of the fit of the idiosyncratic part: its CV, its skewness, and E[max]/mean by width."""
-    return np.array([math.sqrt(moments.idiosyncratic_var), moments.idiosyncratic_skewness, *moments.max_over_mean])
-
-
-def _fit_imbalance(moments: Moments, target_se: Array) -> tuple[float, float]:
-    """CV and skewness of the imbalance, by least squares on moments and maxima together."""
-    persistent_cv, targets = math.sqrt(max(moments.persistent_var, 0.0)), _targets(moments)
-    fitted_widths = WIDTHS[: len(moments.max_over_mean)]
-
-    def misfit(parameters: Array) -> Array:
-        predicted_max = expected_max(persistent_cv, parameters[0], parameters[1], fitted_widths)
-        predicted = np.concatenate([parameters, predicted_max])
-        weighted: Array = (predicted - targets) / target_se
-        return weighted
-
-    start = np.clip(targets[:2], [1e-9, 0.05], [np.inf, 10.0])
-    best = optimize.least_squares(misfit, start, bounds=([1e-9, 0.02], [np.inf, 20.0]), x_scale=start).x
-    return float(best[0]), float(best[1])
 
 
 def _persistent(moments: Moments, steps: int, healthy: int) -> Parameter:
@@ -283,29 +213,6 @@ def _persistent(moments: Moments, steps: int, healthy: int) -> Parameter:
     lo, hi = (between * freedom / float(stats.chi2.ppf(level, freedom)) for level in (0.975, 0.025))
     normal = float(stats.norm.ppf(0.975))
     return _from_variances("noise.persistent_cv", moments.persistent_var, lo - from_steps, hi - from_steps, normal)
-
-
-def _with_workers(over_steps: Parameter, relative_var: float, freedom: tuple[int, int]) -> Parameter:
-    """A parameter with the error of having seen few workers, ``relative_var``, beside that over steps.
-
-    Leaving out steps cannot show it, as every worker is in all of them. Student's t with the degrees of ``freedom`` of
-    both, workers and steps (Welch and Satterthwaite).
-    """
-    value, se = over_steps.value, over_steps.se
-    assert value is not None
-    assert se is not None
-    steps_var, workers_var = se**2, relative_var * value**2
-    total = steps_var + workers_var
-    t = stats.t.ppf(0.975, total**2 / (workers_var**2 / freedom[0] + steps_var**2 / freedom[1]))
-    half = float(t) * math.sqrt(total)
-    return replace(over_steps, se=math.sqrt(total), lo=max(value - half, 0.0), hi=value + half)
-
-
-def _jackknife_se(replicates: Array) -> Array:
-    """Standard error over the first axis of leave-one-block-out values; never 0, so that it can be a weight."""
-    blocks = len(replicates)
-    se: Array = np.sqrt((blocks - 1.0) ** 2 / blocks * replicates.var(axis=0, ddof=1))
-    return np.maximum(se, 1e-12)
 
 
 def _from_variances(key: str, value: float, lo: float, hi: float, t: float) -> Parameter:

@@ -6,10 +6,10 @@ A rate is put so that the simulated step is as long as the measured one.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Final
+from typing import Final
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, Matched
-from paceenv.calibration.compute_noise import length_cv, put_lengths
+from paceenv.calibration.compute_noise import put_lengths
 from paceenv.calibration.known_program import AnchorStamps
 from paceenv.calibration.parameters import FROM_BASE, identified, not_identifiable
 from paceenv.calibration.program_links import NONE_ALONE, SETTLES
@@ -17,48 +17,26 @@ from paceenv.calibration.program_stamps import ProgramStamps
 
 CLOSE: Final = 0.01
 """Error of the simulated mean step from which on single phases may vary by themselves."""
-MAX_MICRO_BATCHES: Final = 4096
 RATE: Final = "fabric.nic_gbps"
 
 
-def add_program(builder: ClusterBuilder[Any]) -> None:
-    """Lengths of phases and rates of links with which the simulated step is as long as the measured one."""
-    if isinstance(builder.stamps, AnchorStamps):
-        _add_known(builder)
-    elif isinstance(builder.stamps, ProgramStamps):
-        if abs(builder.mean_error) > CLOSE:
-            _try_lengths(builder)
-        _put_unseen(builder)
-
-
-def _try_lengths(builder: ClusterBuilder[ProgramStamps]) -> None:
-    """Let single phases vary by themselves, where they do and the mean step is nearer then."""
-    length = length_cv(builder.compute.relative_R)
-    if not length or sum("compute" in one for one in builder.compute.phases) > MAX_MICRO_BATCHES:
-        return
+def match_program(builder: ClusterBuilder[ProgramStamps]) -> None:
+    """Lengths of phases, and rates that nobody knows and none shows, so that the step takes as long as measured."""
     was, kept = abs(builder.mean_error), (deepcopy(builder.data), list(builder.parameters))
-    put_lengths(builder, length)
-    if abs(builder.mean_error) >= was:
-        builder.data, builder.parameters = kept
-
-
-def _put_unseen(builder: ClusterBuilder[ProgramStamps]) -> None:
-    """Rates that nobody knows and none shows, so that the step takes as long as measured."""
+    if was > CLOSE:
+        put_lengths(builder)
+        if abs(builder.mean_error) >= was:
+            builder.data, builder.parameters = kept
     matched = builder.match_step(builder.unseen, 0.5, 8.0) if builder.unseen else ""
     if isinstance(matched, Matched):
         builder.drop(builder.unseen)
-        for key, gbps in matched.gbps.items():
-            builder.stand_in(key, gbps, NONE_ALONE, f"put so that the step takes as long as measured; {SETTLES}")
+        said = f"put so that the step takes as long as measured; {SETTLES}"
+        builder.put(*(not_identifiable(key, gbps, NONE_ALONE, said) for key, gbps in matched.gbps.items()))
 
 
-def _add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
-    """Seconds of a given program's phases, and the rate of the NICs."""
-    for one in [phase["compute"] for phase in builder.compute.phases if "compute" in phase]:
-        one["seconds"] = float(f"{builder.healthy * one['seconds']:.6g}")
-    builder.data["program"]["step"] = builder.compute.phases
-    length = length_cv(builder.compute.relative_R)
-    if length:
-        put_lengths(builder, length)
+def match_known(builder: ClusterBuilder[AnchorStamps]) -> None:
+    """Lengths of a given program's phases, and the rate of the NICs."""
+    put_lengths(builder)
     matched = builder.match_step([RATE], 0.3, 2.0)
     if isinstance(matched, Matched):
         said = "the rate with which the simulated step is as long as the measured one; latency is in it"

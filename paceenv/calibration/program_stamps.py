@@ -106,7 +106,9 @@ def read_program(given: JobRows) -> ProgramStamps:
         np.array([(i, *row[3:]) for i, t in enumerate(kept) for row in table.others[t][r]]).reshape(-1, 3).T
         for r in range(len(table.names))
     )
-    payload_K = _payloads(transfers, size_TRK)
+    sent_T1K = np.nan_to_num(size_TRK).max(axis=1, keepdims=True)  # a receiver need not know what a message has
+    is_sent_K = np.array([one.op == "send" for one in transfers])
+    payload_K = np.nanmean(np.where(is_sent_K, sent_T1K, size_TRK), axis=(0, 1)).tolist()
     every_K = _every(name, iteration_T[kept], np.isfinite(start_TRK).any(axis=1))
     return ProgramStamps(
         name=name,
@@ -293,26 +295,9 @@ def _places(mine: list[Row], full: list[Row], number: list[int]) -> list[int]:
 
 def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
     """Where ``few`` are among ``many``, in order; None where they are not ``many`` with some left out."""
-    places, at = [], 0
-    for one in few:
-        while at < len(many) and many[at] != one:
-            at += 1
-        if at == len(many):
-            return None
-        places.append(at)
-        at += 1
-    return places
-
-
-def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
-    """Bytes of each transfer as a program counts them: the mean over steps and ranks."""
-    payloads = []
-    for k, one in enumerate(transfers):
-        sizes = size_TRK[:, :, k]
-        if one.op == "send":  # a receiver need not know them
-            sizes = np.nan_to_num(sizes).max(axis=1)
-        payloads.append(float(np.nanmean(sizes)))
-    return payloads
+    rest = enumerate(many)
+    places = [next((at for at, other in rest if other == one), -1) for one in few]
+    return None if -1 in places else places
 
 
 def _every(name: str, iteration_T: NDArray[np.int64], some_TK: NDArray[np.bool_]) -> list[int]:

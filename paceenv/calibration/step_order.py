@@ -11,7 +11,6 @@ Axes: T steps, R ranks, K transfers, L = K + 1 segments: before each transfer, a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -44,6 +43,7 @@ class StepOrder:
         wait_K: the segment in which it is awaited; K, the last one, also where that is the step's end.
         before_K: the share of that segment's compute that comes before the wait.
         is_seen_K: whether ranks were seen to wait for it.
+        can_wait_K: whether it may be held back: a gradient in the background that no other transfer waits for.
         compute_TRL: compute of each segment, seconds; not a number where a step or a rank lacks the segment.
     """
 
@@ -51,104 +51,90 @@ class StepOrder:
     wait_K: NDArray[np.int64]
     before_K: Array
     is_seen_K: NDArray[np.bool_]
+    can_wait_K: NDArray[np.bool_]
     compute_TRL: Array
-
-    def can_wait(self, ops: Sequence[str]) -> NDArray[np.bool_]:
-        """Which transfers may be held back: gradients in the background that no other transfer waits for, ``(K,)``."""
-        last = len(self.wait_K)
-        is_gradient_K = np.array([op in GRADIENTS for op in ops], np.bool_)
-        return np.asarray(self.background_K & (self.wait_K == last) & is_gradient_K)
 
 
 class _Rows(NamedTuple):
-    """All rows of one rank in the order of time; ``k`` is -1 for compute, ``label`` the segment or the transfer."""
+    """All rows of one rank in the order of time; ``k`` is -1 for compute, ``label`` the segment or the transfer.
+
+    ``counts``: transfers, and compute that takes some time.
+    """
 
     t: NDArray[np.int64]
     k: NDArray[np.int64]
     start_s: Array
     end_s: Array
     label: NDArray[np.int64]
+    counts: NDArray[np.bool_]
 
 
 def read_order(stamps: ProgramStamps) -> StepOrder:
     K = len(stamps.transfers)
     tolerance_s = ROUNDING * float(np.median(stamps.step_T))
-    rows = [_rows(stamps, r) for r in range(stamps.ranks)]
+    rows = [_rows(stamps, r, tolerance_s) for r in range(stamps.ranks)]
     background_K = _background(rows, K, tolerance_s)
-    compute_TRL = np.full((len(stamps.step_T), stamps.ranks, K + 1), np.nan)
-    stands: list[Counter[int]] = [Counter() for _ in range(K)]
-    before: list[dict[int, list[tuple[float, float]]]] = [{} for _ in range(K)]
-    lasts: list[list[int]] = [[] for _ in range(K)]
+    compute_TRL = np.zeros((len(stamps.step_T), stamps.ranks, K + 1))
+    compute_TRL[:, :, :K][~np.isfinite(stamps.start_TRK)] = np.nan
+    waits, lasts = list[Array](), list[NDArray[np.int64]]()
     for r, mine in enumerate(rows):
-        lasts_s, gap_s, awaited = _times(mine, stamps.begin_T, background_K, tolerance_s)
-        work_s = np.where(mine.k < 0, lasts_s, 0.0) + gap_s
-        segment = mine.label
-        np.nan_to_num(compute_TRL[:, r], copy=False, nan=0.0)
-        np.add.at(compute_TRL[:, r], (mine.t, segment), work_s)
-        here_TL = np.concatenate([np.isfinite(stamps.start_TRK[:, r]), np.ones((len(stamps.step_T), 1), bool)], axis=1)
-        compute_TRL[:, r][~here_TL] = np.nan
-        _add_waits(mine, work_s, awaited, compute_TRL[:, r], stands, before)
-        _add_lasts(mine, stamps.end_TRK[:, r], background_K, tolerance_s, lasts)
+        work_s, awaited = _work(mine, stamps.begin_T, background_K, tolerance_s)
+        np.add.at(compute_TRL[:, r], (mine.t, mine.label), work_s)
+        waits.append(_waits(mine, work_s, awaited, compute_TRL[:, r]))
+        lasts.append(_lasts(mine, stamps.end_TRK[:, r], background_K, tolerance_s))
+    (awaited_N, label_N, done_N, whole_N), (k_N, place_N) = np.concatenate(waits, axis=1), np.concatenate(lasts, axis=1)
     wait_K, before_K = np.full(K, K), np.ones(K)
-    is_seen_K = np.zeros(K, np.bool_)
-    for k in np.flatnonzero(background_K):
-        seen = int(np.isfinite(stamps.end_TRK[:, :, k]).sum())
-        later = int(np.quantile(lasts[k], 1.0 - STANDS, method="lower")) if lasts[k] else 2 * int(k) + 1
-        known = {label: n for label, n in stands[k].items() if 2 * label >= later - 1 and n >= STANDS * seen}
-        if known:
-            wait_K[k] = max(known, key=lambda label: known[label])
-            pairs = np.array(before[k][int(wait_K[k])])
-            share = float(pairs[:, 0].sum() / max(pairs[:, 1].sum(), 1e-300))
+    is_seen_K, is_gradient_K = np.zeros(K, np.bool_), np.array([one.op in GRADIENTS for one in stamps.transfers])
+    for k in np.flatnonzero(background_K).tolist():
+        seen, places = int(np.isfinite(stamps.end_TRK[:, :, k]).sum()), place_N[k_N == k]
+        later = int(np.quantile(places, 1.0 - STANDS, method="lower")) if len(places) else 2 * k + 1
+        labels, counts = np.unique(label_N[(awaited_N == k) & (2 * label_N >= later - 1)], return_counts=True)
+        if len(labels) and counts.max() >= STANDS * seen:
+            wait_K[k] = labels[counts.argmax()]
+            here_N = (awaited_N == k) & (label_N == wait_K[k])
+            share = float(done_N[here_N].sum() / max(whole_N[here_N].sum(), 1e-300))
             before_K[k] = 0.0 if share < _EDGE else 1.0 if share > 1.0 - _EDGE else share
             is_seen_K[k] = True
-        elif stamps.transfers[k].op not in GRADIENTS:
+        elif not is_gradient_K[k]:
             wait_K[k], before_K[k] = (later + 1) // 2, float(later % 2 == 0)
-    return StepOrder(background_K, wait_K, before_K, is_seen_K, compute_TRL)
+    can_wait_K = background_K & (wait_K == K) & is_gradient_K
+    return StepOrder(background_K, wait_K, before_K, is_seen_K, can_wait_K, compute_TRL)
 
 
-def _rows(stamps: ProgramStamps, r: int) -> _Rows:
+def _rows(stamps: ProgramStamps, r: int, tolerance_s: float) -> _Rows:
     at_T, at_K = np.nonzero(np.isfinite(stamps.start_TRK[:, r]))
-    compute = stamps.compute[r]
+    compute, K = stamps.compute[r], len(stamps.transfers)
     t = np.concatenate([compute[0].astype(np.int64), at_T])
     k = np.concatenate([np.full(compute.shape[1], -1), at_K])
     start_s = np.concatenate([compute[1], stamps.start_TRK[:, r][at_T, at_K]])
     end_s = np.concatenate([compute[2], stamps.end_TRK[:, r][at_T, at_K]])
     # of rows with one start: compute that took no time, transfers in their order, compute
-    tie = np.where(k >= 0, k, np.where(end_s > start_s, len(stamps.transfers), -1))
+    tie = np.where(k >= 0, k, np.where(end_s > start_s, K, -1))
     order = np.lexsort((tie, start_s, t))
     t, k, start_s, end_s = t[order], k[order], start_s[order], end_s[order]
-    label, following, last_t = np.empty(len(t), np.int64), len(stamps.transfers), -1
-    for i in range(len(t) - 1, -1, -1):
-        if t[i] != last_t:
-            following, last_t = len(stamps.transfers), t[i]
-        if k[i] >= 0:
-            following = k[i]
-        label[i] = following
-    return _Rows(t, k, start_s, end_s, label)
-
-
-def _significant(mine: _Rows, tolerance_s: float) -> NDArray[np.bool_]:
-    return (mine.k >= 0) | (mine.end_s - mine.start_s > tolerance_s)
+    transfer = np.where(k >= 0, np.arange(len(k)), len(k))
+    following = np.minimum.accumulate(transfer[::-1])[::-1]  # the next transfer, which may be one of the next step
+    label = np.where(np.append(t, -1)[following] == t, np.append(k, K)[following], K)
+    return _Rows(t, k, start_s, end_s, label, (k >= 0) | (end_s - start_s > tolerance_s))
 
 
 def _background(rows: Sequence[_Rows], K: int, tolerance_s: float) -> NDArray[np.bool_]:
     """Which transfers a rank often goes on during."""
     seen_K, over_K = np.zeros(K), np.zeros(K)
     for mine in rows:
-        some = np.flatnonzero(_significant(mine, tolerance_s))
-        t, k, start_s, end_s = mine.t[some], mine.k[some], mine.start_s[some], mine.end_s[some]
-        goes_on = np.zeros(len(some), np.bool_)
+        t, k = (column[mine.counts] for column in (mine.t, mine.k))
+        start_s, end_s = (column[mine.counts] for column in (mine.start_s, mine.end_s))
+        goes_on = np.zeros(len(t), np.bool_)
         goes_on[:-1] = (t[1:] == t[:-1]) & (start_s[1:] < end_s[:-1] - tolerance_s)
-        is_transfer = k >= 0
-        np.add.at(seen_K, k[is_transfer], 1.0)
-        np.add.at(over_K, k[is_transfer], goes_on[is_transfer])
+        np.add.at(seen_K, k[k >= 0], 1.0)
+        np.add.at(over_K, k[k >= 0], goes_on[k >= 0])
     return over_K > OVERLAPS * np.maximum(seen_K, 1.0)
 
 
-def _times(
+def _work(
     mine: _Rows, begin_T: Array, background_K: NDArray[np.bool_], tolerance_s: float
-) -> tuple[Array, Array, NDArray[np.int64]]:
-    """How long each row took beyond those before, time without a row before it, and what it waited for (-1: none)."""
+) -> tuple[Array, NDArray[np.int64]]:
+    """What was computed in or before each row, beyond the rows before it, and what was waited for (-1: nothing)."""
     blocks = (mine.k < 0) | ~background_K[np.maximum(mine.k, 0)]
     until_s = np.maximum.accumulate(np.where(blocks, mine.end_s, -np.inf))
     cursor_s = np.maximum(np.concatenate([[-np.inf], until_s[:-1]]), begin_T[mine.t])
@@ -166,41 +152,28 @@ def _times(
         fits &= (place_T[mine.t[gaps]] < gaps) & (end_s - cursor_s[gaps] > waited_s[gaps])
         awaited[gaps[fits]] = k
         waited_s[gaps[fits]] = (end_s - cursor_s[gaps])[fits]
-    return lasts_s, np.maximum(gap_s - waited_s, 0.0), awaited
+    return np.where(mine.k < 0, lasts_s, 0.0) + np.maximum(gap_s - waited_s, 0.0), awaited
 
 
-def _add_waits(
-    mine: _Rows,
-    work_s: Array,
-    awaited: NDArray[np.int64],
-    compute_TL: Array,
-    stands: list[Counter[int]],
-    before: list[dict[int, list[tuple[float, float]]]],
-) -> None:
-    """Note where a rank stood still for which transfer, and how much of the segment's compute it had done by then."""
-    for i in np.flatnonzero(awaited >= 0).tolist():
-        t, label, k = int(mine.t[i]), int(mine.label[i]), int(awaited[i])
-        done_s, j = 0.0, i - 1
-        while j >= 0 and mine.t[j] == t and mine.label[j] == label and mine.k[j] < 0:
-            done_s += float(work_s[j])
-            j -= 1
-        stands[k][label] += 1
-        before[k].setdefault(label, []).append((done_s, float(compute_TL[t, label])))
+def _waits(mine: _Rows, work_s: Array, awaited: NDArray[np.int64], compute_TL: Array) -> Array:
+    """Where a rank stood still: for what, in which segment, what it had done of its compute by then, and all of it."""
+    at = np.flatnonzero(awaited >= 0)
+    is_new = np.append(True, (np.diff(mine.t) != 0) | (np.diff(mine.label) != 0))
+    first = np.maximum.accumulate(np.where(is_new, np.arange(len(work_s)), 0))  # of the row's segment
+    done_s = [work_s[first[i] : i].sum() for i in at]
+    return np.array([awaited[at], mine.label[at], done_s, compute_TL[mine.t[at], mine.label[at]]])
 
 
-def _add_lasts(
-    mine: _Rows, end_TK: Array, background_K: NDArray[np.bool_], tolerance_s: float, lasts: list[list[int]]
-) -> None:
-    """Note the last thing that a rank began before the end of each transfer in the background.
+def _lasts(mine: _Rows, end_TK: Array, background_K: NDArray[np.bool_], tolerance_s: float) -> NDArray[np.int64]:
+    """Each transfer in the background, and the last thing that the rank began before its end, ``(2, N)``.
 
     It is twice the segment for compute, and one more for the transfer behind the segment.
     """
-    some = np.flatnonzero(_significant(mine, tolerance_s))
-    t, start_s = mine.t[some], mine.start_s[some]
-    place = 2 * mine.label[some] + (mine.k[some] >= 0)
-    for step in np.unique(t).tolist():
+    t, start_s = mine.t[mine.counts], mine.start_s[mine.counts]
+    place, lasts = (2 * mine.label + (mine.k >= 0))[mine.counts], list[tuple[int, int]]()
+    for step, k in np.argwhere(background_K & np.isfinite(end_TK)).tolist():
         low, high = np.searchsorted(t, [step, step + 1])
-        for k in np.flatnonzero(background_K & np.isfinite(end_TK[step])).tolist():
-            at = low + int(np.searchsorted(start_s[low:high], end_TK[step, k] - tolerance_s)) - 1
-            if at >= low:
-                lasts[k].append(max(int(place[at]), 2 * k + 1))
+        at = low + int(np.searchsorted(start_s[low:high], end_TK[step, k] - tolerance_s)) - 1
+        if at >= low:
+            lasts.append((k, max(int(place[at]), 2 * k + 1)))
+    return np.array(lasts, np.int64).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""A job's step in the words of section ``program`` of a cluster config, with what repeats written once.
+"""A job's step in the words of section ``program`` of a cluster config.
 
 Also which process groups would have more members in a larger job: those that sum gradients, told by what runs on a
 communicator. Gradients are reduced in the background up to the end of the step, or in one piece without compute in
@@ -10,7 +10,7 @@ Axes: T steps, R ranks, K transfers of a step, L = K + 1 segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import RankCompute
-from paceenv.calibration.noise_fit import MIN_STEPS, slow_workers
+from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, exact, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder
@@ -46,28 +46,7 @@ SETTLES: Final = "--base with a typed program settles it, in which such groups h
 Array = NDArray[np.float64]
 
 
-class Phase(NamedTuple):
-    """One phase: what is equal where it repeats, and its computing time with its standard error."""
-
-    what: tuple[Any, ...]
-    seconds: float = 0.0
-    se_s: float = 0.0
-
-    def is_like(self, other: Phase) -> bool:
-        """Whether both may be the same phase, repeated."""
-        apart_s = abs(self.seconds - other.seconds)
-        most_s = max(ALIKE * max(self.seconds, other.seconds), SURE * float(np.hypot(self.se_s, other.se_s)))
-        return self.what == other.what and apart_s <= most_s
-
-    def to_config(self) -> dict[str, Any]:
-        kind, *given = self.what
-        if kind == "compute":
-            ranks = {"ranks": list(given[0])} if given[0] is not None else {}
-            return {"compute": {"seconds": float(f"{self.seconds:.6g}"), **ranks}}
-        return {"wait": given[0]} if kind == "wait" else {kind: dict(given[0])}
-
-
-def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[Phase], RankCompute]:
+def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[dict[str, Any]], RankCompute]:
     """The phases of a job's step, and the ranks' compute that they describe.
 
     Phases name ranks that differ by more than a factor; lasting differences are noise otherwise.
@@ -82,15 +61,12 @@ def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[Phase], R
     by_rank = _by_rank(stamps, mean_RL, se_RL)
     if not by_rank:  # a rank's own mean is a factor, which noise has
         ratio_TR = ratio_TR * (total_TR.mean(axis=0) / total_TR.mean())
-    healthy_R = np.ones(stamps.ranks, np.bool_)
-    if not by_rank and stamps.ranks > 2:
-        healthy_R = ~slow_workers(total_TR)
-    phases, relative_R = list(_phases(stamps, order, mean_RL, se_RL, healthy_R, by_rank=by_rank)), list[Array]()
+    phases, relative_R = list(_phases(stamps, order, mean_RL, se_RL, by_rank=by_rank)), list[Array]()
     for full_TL in np.moveaxis(order.compute_TRL[stamps.full_T], 1, 0):
         mean_L = full_TL.mean(axis=0)
         used = np.nan_to_num(mean_L) > LONG * float(stamps.step_T.mean())
         relative_R.append(full_TL[:, used] / mean_L[used])
-    return phases, RankCompute(ratio_TR, by_rank, [one.to_config() for one in phases], relative_R)
+    return phases, RankCompute(ratio_TR, by_rank, relative_R)
 
 
 def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:
@@ -103,7 +79,7 @@ def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:
     full = compute_TRL[full_T]
     mean_RL = full.mean(axis=0)
     spread_RL = full.std(axis=0, ddof=1) if full_T.sum() > 1 else ALIKE * mean_RL
-    se_RL = spread_RL / np.sqrt(full_T.sum())
+    se_RL = spread_RL / np.sqrt(full_T.sum()) * (steps >= MIN_STEPS)  # no noise is fitted to fewer steps
     if full_T.all():
         return mean_RL, se_RL
     always_L = np.array([one.every == 1 for one in stamps.transfers] + [True])
@@ -126,107 +102,47 @@ def _by_rank(stamps: ProgramStamps, mean_RL: Array, se_RL: Array) -> bool:
     factor_R1 = (mean_RL.sum(axis=1) / max(mean_RL.sum(axis=1).mean(), 1e-300))[:, None]
     own_RL = mean_RL / np.maximum(factor_R1, 1e-300)
     apart_RL = np.abs(own_RL - own_RL.mean(axis=0))
-    doubt_RL = SURE * se_RL if len(stamps.step_T) >= MIN_STEPS else 0.0  # no noise is fitted to fewer steps
-    return bool((apart_RL > np.maximum(DIFFERS * float(stamps.step_T.mean()), doubt_RL)).any())
+    return bool((apart_RL > np.maximum(DIFFERS * float(stamps.step_T.mean()), SURE * se_RL)).any())
 
 
 def _phases(
-    stamps: ProgramStamps,
-    order: StepOrder,
-    mean_RL: Array,
-    se_RL: Array,
-    healthy_R: NDArray[np.bool_],
-    *,
-    by_rank: bool,
-) -> Iterator[Phase]:
+    stamps: ProgramStamps, order: StepOrder, mean_RL: Array, se_RL: Array, *, by_rank: bool
+) -> Iterator[dict[str, Any]]:
     K, step_s = len(stamps.transfers), float(stamps.step_T.mean())
-    names = _names(order, K)
-    can_wait_K = order.can_wait([one.op for one in stamps.transfers])
+    at_K = zip(order.wait_K.tolist(), order.before_K.tolist(), strict=True)
+    awaited = [k for k, at in enumerate(at_K) if order.background_K[k] and at < (K, 1.0)]
+    names = {k: f"t{number}" for number, k in enumerate(awaited, start=1)}
     for label in range(K + 1):
         ranks = np.flatnonzero(np.isfinite(mean_RL[:, label]))
         waits = sorted((float(order.before_K[k]), k) for k in names if order.wait_K[k] == label)
-        done, said = 0.0, set[str]()
+        done = 0.0
         for share, k in [*waits, (1.0, -1)]:
             if share > done:
-                parts = [(ranks, healthy_R[ranks])]
-                if by_rank:
-                    by_se = len(stamps.step_T) >= MIN_STEPS
-                    parts = _alike(mean_RL, se_RL, ranks, label, step_s, by_se=by_se)
-                for some, count in parts:
-                    used = some[count] if count.any() else some
-                    seconds = (share - done) * float(mean_RL[used, label].mean())
-                    se_s = (share - done) * float(np.sqrt((se_RL[used, label] ** 2).sum())) / len(used)
-                    named = None if len(some) == stamps.ranks else tuple(some.tolist())
+                for some in _alike(mean_RL[:, label], se_RL[:, label], ranks, step_s) if by_rank else [ranks]:
+                    seconds = (share - done) * float(mean_RL[some, label].mean())
+                    named = {} if len(some) == stamps.ranks else {"ranks": some.tolist()}
                     if seconds > NEGLIGIBLE * step_s:
-                        yield Phase(("compute", named), seconds, se_s)
+                        yield {"compute": {"seconds": float(f"{seconds:.6g}"), **named}}
                 done = share
-            if k >= 0 and names[k] not in said:
-                said.add(names[k])
-                yield Phase(("wait", names[k]))
+            if k >= 0:
+                yield {"wait": names[k]}
         if label < K:
             one = stamps.transfers[label]
             given: dict[str, Any] = {"bytes": float(f"{one.payload_bytes:.12g}"), "communicator": one.communicator}
             given |= {"name": names[label]} if label in names else {}
             given |= {"background": True} if order.background_K[label] else {}
-            given |= {"can_wait": True} if can_wait_K[label] else {}
+            given |= {"can_wait": True} if order.can_wait_K[label] else {}
             given |= {"every": one.every} if one.every > 1 else {}
-            given |= {"ranks": tuple(one.ranks)} if len(one.ranks) < stamps.ranks else {}
-            yield Phase((one.op, tuple(given.items())))
+            given |= {"ranks": one.ranks} if len(one.ranks) < stamps.ranks else {}
+            yield {one.op: given}
 
 
-def _names(order: StepOrder, K: int) -> dict[int, str]:
-    """Names of transfers that are awaited before the end of the step: a name is free again after its wait."""
-    names, used = dict[int, str](), dict[str, tuple[float, int]]()
-    for k in range(K):
-        at = float(order.wait_K[k]), float(order.before_K[k])
-        if not order.background_K[k] or at >= (K, 1.0):
-            continue
-        place, number = (at[0] + 0.5 * at[1], 0), 1
-        while (held := used.get(f"t{number}")) is not None and held != place and held[0] > k:
-            number += 1
-        used[f"t{number}"] = place
-        names[k] = f"t{number}"
-    return names
-
-
-def _alike(
-    mean_RL: Array, se_RL: Array, ranks: NDArray[np.int64], label: int, step_s: float, *, by_se: bool
-) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def _alike(mean_R: Array, se_R: Array, ranks: NDArray[np.int64], step_s: float) -> list[NDArray[np.int64]]:
     """Ranks that compute equally long in a segment, together."""
-    order = ranks[np.argsort(mean_RL[ranks, label], kind="stable")]
-    value, se = mean_RL[order, label], se_RL[order, label]
-    doubt = SURE * np.hypot(se[1:], se[:-1]) if by_se else 0.0
+    order = ranks[np.argsort(mean_R[ranks], kind="stable")]
+    value, doubt = mean_R[order], SURE * np.hypot(se_R[order][1:], se_R[order][:-1])
     apart = np.diff(value) > np.maximum(np.maximum(doubt, ALIKE * value[1:]), 0.2 * DIFFERS * step_s)
-    return [(np.sort(part), np.ones(len(part), np.bool_)) for part in np.split(order, np.flatnonzero(apart) + 1)]
-
-
-def folded(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Phases as a config, those that follow each other again and again written once, as ``repeat``."""
-    best = _best_repeat(phases)
-    if best is None:
-        return [one.to_config() for one in phases]
-    first, period, count = best
-    body = []
-    for i in range(period):
-        same = [phases[first + i + n * period] for n in range(count)]
-        seconds = float(np.mean([one.seconds for one in same]))
-        se_s = float(np.sqrt(np.sum([one.se_s**2 for one in same]))) / count
-        body.append(Phase(same[0].what, seconds, se_s))
-    repeat = {"repeat": count, "step": folded(body)}
-    return [*folded(phases[:first]), repeat, *folded(phases[first + period * count :])]
-
-
-def _best_repeat(phases: Sequence[Phase]) -> tuple[int, int, int] | None:
-    """First phase, length and count of the repetition that saves most; None where none does."""
-    best, saved = None, 1
-    for period in range(1, len(phases) // 2 + 1):
-        run = 0
-        for i in range(len(phases) - period):
-            run = run + 1 if phases[i].is_like(phases[i + period]) else 0
-            count = run // period + 1
-            if count > 1 and run % period == 0 and (count - 1) * period > saved:
-                best, saved = (i + 1 - run, period, count), (count - 1) * period
-    return best
+    return [np.sort(part) for part in np.split(order, np.flatnonzero(apart) + 1)]
 
 
 class _Kind(NamedTuple):
@@ -245,7 +161,15 @@ def group_growth(stamps: ProgramStamps, order: StepOrder) -> tuple[ProgramStamps
     for name, kind in kinds.items():  # of shards within a node and sums between nodes, the latter grow
         if kind.grows and blocks[name] < largest:
             kinds[name] = _Kind(False, "shards of replicas")
-    stamps = _marked(stamps, {name: bool(kind.grows) for name, kind in kinds.items() if kind.grows is not None})
+    communicators, transfers, label = dict(stamps.communicators), stamps.transfers, f"groups-of-{stamps.ranks}"
+    for name, kind in kinds.items():
+        if kind.grows and every[name].size is not None:
+            communicators[name] = every[name].model_copy(update={"grows": True})
+        elif kind.grows is False and every[name].size is None and every[name].pairs is None:
+            communicators[label if name == WORLD else name] = Communicator(size=stamps.ranks)
+    if WORLD in kinds and kinds[WORLD].grows is False:  # groups of all ranks that keep their size have a name
+        transfers = tuple(one._replace(communicator=label) if one.communicator == WORLD else one for one in transfers)
+    stamps = replace(stamps, communicators=communicators, transfers=transfers)
     unknown = [f"{name} ({kind.why})" for name, kind in kinds.items() if kind.grows is None]
     if unknown or not largest:
         why = f"not known which groups have more members in a larger job: {', '.join(unknown)}"
@@ -262,47 +186,22 @@ def group_growth(stamps: ProgramStamps, order: StepOrder) -> tuple[ProgramStamps
 
 def _kind(stamps: ProgramStamps, order: StepOrder, name: str) -> _Kind:
     """Whether the groups of a communicator grow, and why."""
-    ops = [one.op for one in stamps.transfers]
+    mine = [k for k, one in enumerate(stamps.transfers) if one.communicator == name]
     largest = max(one.payload_bytes for one in stamps.transfers)
-    mine_K = np.array([one.communicator == name for one in stamps.transfers])
-    big_K = mine_K & np.array([one.payload_bytes > SMALL * largest for one in stamps.transfers])
-    own = {op for op, is_big in zip(ops, big_K, strict=True) if is_big}
-    reduces = bool((order.can_wait(ops) & mine_K).any())
-    if {"all_to_all", "send"} & {op for op, is_mine in zip(ops, mine_K, strict=True) if is_mine}:
+    big = [k for k in mine if stamps.transfers[k].payload_bytes > SMALL * largest]
+    ops, own = ({stamps.transfers[k].op for k in some} for some in (mine, big))
+    reduces = bool(order.can_wait_K[mine].any())
+    if {"all_to_all", "send"} & ops:
         return _Kind(None, "both exchanges and gradients") if reduces else _Kind(False, "exchanges or messages")
     if reduces:
         return _Kind(True, "gradients in the background")
     if not own:
-        is_world = name == WORLD
-        return _Kind(is_world, "small")
-    if own <= {"all_reduce", "broadcast"} and not (order.background_K & big_K).any():
-        between = _between(order, big_K)
+        return _Kind(name == WORLD, "small")
+    if own <= {"all_reduce", "broadcast"} and not order.background_K[big].any():
+        total_L = np.nansum(order.compute_TRL, axis=(0, 1))
+        between = float(total_L[big[0] + 1 : big[-1] + 1].sum() / max(total_L.sum(), 1e-300))
         if between < BETWEEN and "all_reduce" in own:
             return _Kind(True, "gradients in one piece")
-        if between >= BETWEEN and big_K.sum() > 1:
+        if between >= BETWEEN and len(big) > 1:
             return _Kind(False, "all-reduces that block between compute")
     return _Kind(None, f"{', '.join(sorted(own))}: of gradients or of activations")
-
-
-def _between(order: StepOrder, big_K: NDArray[np.bool_]) -> float:
-    """Share of the step's compute between the first and the last transfer of some."""
-    places = np.flatnonzero(big_K)
-    total_L = np.nansum(order.compute_TRL, axis=(0, 1))
-    return float(total_L[places[0] + 1 : places[-1] + 1].sum() / max(total_L.sum(), 1e-300))
-
-
-def _marked(stamps: ProgramStamps, grows: dict[str, bool]) -> ProgramStamps:
-    """The stamps with what is known of their communicators; one of all ranks that keeps its size has a name."""
-    communicators = dict[str, Communicator]()
-    for name, one in stamps.communicators.items():
-        if grows.get(name) is False and one.size is None and one.pairs is None:
-            one = Communicator(size=stamps.ranks)
-        communicators[name] = (
-            one.model_copy(update={"grows": True}) if grows.get(name) and one.size is not None else one
-        )
-    if grows.get(WORLD) is not False:
-        return replace(stamps, communicators=communicators)
-    label = f"groups-of-{stamps.ranks}"
-    communicators[label] = Communicator(size=stamps.ranks)
-    transfers = [one._replace(communicator=label) if one.communicator == WORLD else one for one in stamps.transfers]
-    return replace(stamps, communicators=communicators, transfers=tuple(transfers))

@@ -88,9 +88,12 @@ class StepStamps:
 
     def part(self, use_T: NDArray[np.bool_]) -> Self:
         """The stamps of some iterations: of every field whose first axis is T."""
-        names = [one.name for one in fields(self) if one.name.rpartition("_")[2].startswith("T")]
-        parts: dict[str, Any] = {name: getattr(self, name)[use_T] for name in names}
-        return replace(self, **parts)
+        return replace(self, **_parts(self, use_T))
+
+
+def _parts(of: StepStamps | JobRows, use_T: NDArray[np.bool_]) -> dict[str, Any]:
+    names = [one.name for one in fields(of) if one.name.rpartition("_")[2].startswith("T")]
+    return {name: getattr(of, name)[use_T] for name in names}
 
 
 class Row(NamedTuple):
@@ -126,13 +129,9 @@ class JobRows:
 
     def usual(self) -> JobRows:
         """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
-        use_T = (self.here_TR & ~self.odd_TR & (self.delay_TR <= 0.0)).all(axis=1)
-        kept = np.flatnonzero(use_T)
-        parts: dict[str, Any] = {
-            one.name: getattr(self, one.name)[kept] for one in fields(self) if one.name.endswith(("_T", "_TR"))
-        }
-        transfers, others = ([rows[t] for t in kept] for rows in (self.transfers, self.others))
-        return replace(self, **parts, transfers=transfers, others=others)
+        use_T = np.asarray((self.here_TR & ~self.odd_TR & (self.delay_TR <= 0.0)).all(axis=1))
+        transfers, others = ([rows[t] for t in np.flatnonzero(use_T)] for rows in (self.transfers, self.others))
+        return replace(self, **_parts(self, use_T), transfers=transfers, others=others)
 
 
 def read_rows(trace: Trace, job: str | None = None) -> JobRows:

@@ -19,7 +19,7 @@ from paceenv.calibration.parameters import FROM_BASE, bounded, exact, identified
 from paceenv.calibration.program_links import NO_LIMIT, nodes_of
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder, read_order
-from paceenv.calibration.step_phases import folded, group_growth, step_phases
+from paceenv.calibration.step_phases import group_growth, step_phases
 from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.core.errors import InputError
 from paceenv.sim.engine.recording import SIMULATOR
@@ -34,18 +34,8 @@ MIN_WORK_SHARE: Final = 0.02
 Array = NDArray[np.float64]
 
 
-def add_structure(builder: ClusterBuilder[Any]) -> None:
-    """Ranks, groups and the step: a program of its own, a given one, or one collective."""
-    stamps = builder.stamps
-    if isinstance(stamps, ProgramStamps):
-        _add_program(builder, stamps)
-    elif isinstance(stamps, AnchorStamps):
-        _add_known(builder, stamps)
-    else:
-        _add_collective(builder)
-
-
-def _add_collective(builder: ClusterBuilder[JobStamps]) -> None:
+def add_collective(builder: ClusterBuilder[JobStamps]) -> None:
+    """Ranks, groups, and their one collective."""
     stamps, base, probed = builder.stamps, builder.base, builder.probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
@@ -74,14 +64,9 @@ def _add_collective(builder: ClusterBuilder[JobStamps]) -> None:
     builder.put(not_identifiable("job.gradient_bytes", size, "its rows have no bytes", source))
 
 
-def add_post_work(builder: ClusterBuilder[Any]) -> None:
-    """The time between the end of a group's payload and the end of the step: work of some groups, and the barrier.
-
-    A program has it in its phases.
-    """
+def add_post_work(builder: ClusterBuilder[JobStamps]) -> None:
+    """The time between the end of a group's payload and the end of the step: work of some groups, and the barrier."""
     stamps = builder.stamps
-    if not isinstance(stamps, JobStamps):
-        return
     rest_TG = stamps.ready_TG - stamps.finish_TG
     after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
     least_s = MIN_WORK_SHARE * float(np.median(stamps.step_T))
@@ -138,12 +123,12 @@ def _episode_means(work_TG: Array, on_TG: NDArray[np.bool_]) -> list[float]:
     return means
 
 
-def _add_program(builder: ClusterBuilder[ProgramStamps], stamps: ProgramStamps) -> None:
+def add_program(builder: ClusterBuilder[ProgramStamps]) -> None:
     """Phases, and links that limit nothing; the fabric of a known base stands where the trace identifies none."""
-    order = read_order(stamps)
-    builder.stamps, growth = group_growth(stamps, order)
-    stamps, base, (nodes, each) = builder.stamps, builder.base, nodes_of(stamps)
-    phases, builder.compute = step_phases(stamps, order)
+    order = read_order(builder.stamps)
+    stamps, growth = group_growth(builder.stamps, order)
+    builder.stamps, base, (nodes, each) = stamps, builder.base, nodes_of(stamps)
+    step, builder.compute = step_phases(stamps, order)
     fabric: dict[str, Any] = {"nic_gbps": NO_LIMIT, "nodes_per_leaf": nodes, "uplink_gbps": NO_LIMIT * nodes}
     if base is not None:
         if base.job.ranks != stamps.ranks:
@@ -154,7 +139,7 @@ def _add_program(builder: ClusterBuilder[ProgramStamps], stamps: ProgramStamps) 
     builder.data |= {
         "description": f"Program fitted to a trace of {stamps.described}.",
         "job": {"nodes": nodes, "ranks_per_node": each},
-        "program": {"communicators": communicators, "step": folded(phases)},
+        "program": {"communicators": communicators, "step": step},
         "fabric": fabric,
     }
     _say_structure(builder, order)
@@ -164,7 +149,7 @@ def _add_program(builder: ClusterBuilder[ProgramStamps], stamps: ProgramStamps) 
 def _say_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> None:
     """The evidence of ranks, transfers and their order."""
     stamps, job = builder.stamps, builder.data["job"]
-    behind, held = int(order.background_K.sum()), int(order.can_wait([one.op for one in stamps.transfers]).sum())
+    behind, held = int(order.background_K.sum()), int(order.can_wait_K.sum())
     said = (
         f"a step has {len(stamps.transfers)} transfers on {len({one.communicator for one in stamps.transfers})} "
         f"communicators; {behind} in the background, of which {held} are gradients that can wait"
@@ -184,10 +169,10 @@ def _say_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> 
         builder.add(not_identifiable("program.wait", None, why, source))
 
 
-def _add_known(builder: ClusterBuilder[AnchorStamps], stamps: AnchorStamps) -> None:
+def add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
     """The base itself, with what ranks compute in its phases."""
-    base = stamps.base
+    stamps, base = builder.stamps, builder.stamps.base
     said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
     builder.data = base.model_dump() | builder.data | {"description": said}
-    builder.compute = known_compute(stamps)
+    builder.data["program"]["step"], builder.compute = known_compute(stamps)
     builder.add(exact("job.nodes", base.job.nodes, FROM_BASE))

@@ -45,17 +45,11 @@ EXTRA |= {name: name for name in ("live", "sweep", "testbed")}
 """The extra that a command needs; all others need ``train``."""
 
 
-class _Notes(logging.Handler):
-    """What the engine has to say, a line each on the error stream."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"paceenv: {record.getMessage()}", file=sys.stderr)
-
-
 def main() -> None:
     """Entry point of the command line; exit code 2 for errors that the user can fix."""
-    engine = logging.getLogger("paceenv.engine")
-    engine.addHandler(_Notes())
+    engine, notes = logging.getLogger("paceenv.engine"), logging.StreamHandler()
+    notes.setFormatter(logging.Formatter("paceenv: %(message)s"))
+    engine.addHandler(notes)
     engine.setLevel(logging.INFO)
     try:
         code = run(sys.argv[1:])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from paceenv.calibration.bandwidth import fit_bandwidth
-from paceenv.calibration.compute_noise import noise_cluster
+from paceenv.calibration.bandwidth import fit_table
+from paceenv.calibration.compute_noise import fit_stage
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.noise_fit import fit_noise, stage_times
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
-from paceenv.importers.nccl_tests import Table
 from paceenv.report.fit_sections import fit_sections
 from paceenv.report.recordings import find_recordings
 from paceenv.report.section import print_sections
@@ -78,14 +75,16 @@ def calibrate(
     for note in inputs.notes:
         output.say(note)
     known = None if base is None else load_cluster(base)
-    stages = set() if inputs.trace is None else set(inputs.trace.metadata.of_ranks("stage", 0).values())
+    is_pipeline = inputs.trace is not None and len(set(inputs.trace.metadata.of_ranks("stage", 0).values())) > 1
+    kind = "a trace of pipeline stages" if is_pipeline else "nccl-tests output"
+    for option, value in (("--probe", probe), ("--program", program)):
+        if value is not None and (is_pipeline or (inputs.trace is None and inputs.tables)):
+            raise InputError(f"{option} {value}: {source[0]} is {kind}; allowed: the trace of a job")
     with output.progress(f"fit {out.stem}"):
         if inputs.trace is None and inputs.tables:
-            _refuse(source, "nccl-tests output", {"--probe": probe, "--program": program})
-            cluster, notes = _fit_links(inputs.tables, known, out.stem)
-        elif len(stages) > 1:
-            _refuse(source, "a trace of pipeline stages", {"--probe": probe, "--program": program})
-            cluster, notes = _fit_stage(inputs.require_trace(), known or load_cluster(BASE), out.stem)
+            cluster, notes = fit_table(inputs.tables, known, out.stem)
+        elif is_pipeline:
+            cluster, *notes = fit_stage(inputs.require_trace(), known or load_cluster(BASE), out.stem)
         else:
             cluster, notes = _fit_job(inputs.require_trace(), known, out.stem, probe, program)
     config = cluster.model_dump(exclude_defaults=True)
@@ -99,42 +98,10 @@ def calibrate(
         output.say(f"wrote {out}")
 
 
-def _refuse(source: Sequence[str], kind: str, options: Mapping[str, object]) -> None:
-    """Raise InputError for an option that does not act on this kind of source."""
-    for option, value in options.items():
-        if value is not None:
-            raise InputError(f"{option} {value}: {source[0]} is {kind}; allowed: the trace of a job")
-
-
-def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
-    if len(tables) > 1:
-        raise InputError(f"{len(tables)} tables ({', '.join(one.source for one in tables[:4])}); allowed: one")
-    fit = fit_bandwidth(tables[0])
-    notes = [fit.text]
-    if not fit.table.nodes:
-        where = "inside one node" if fit.nodes == 1 else "across nodes"
-        notes.append(f"{fit.table.source}: lists no hosts; {fit.table.members} ranks are taken to be {where}")
-    if base is None:
-        notes.append("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
-    return fit.to_cluster(name, base), notes
-
-
 def _fit_job(
     trace: Trace, base: Cluster | None, name: str, probe: Path | None, program: bool | None
 ) -> tuple[Cluster, list[str]]:
     trace, clocks = trace_on_one_clock(trace)
     probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
     fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)
-    check = {"cannot_tell": fit.check} if isinstance(fit.check, str) else fit.check
-    cluster = fit.cluster.model_copy(update={"calibration": fit.cluster.calibration | {"held_out_steps": check}})
-    return cluster, [*filter(None, [clocks]), *fit.notes]
-
-
-def _fit_stage(trace: Trace, base: Cluster, name: str) -> tuple[Cluster, list[str]]:
-    """``base`` with the noise of the first stage of a pipeline."""
-    stages = stage_times(trace)
-    first = min(stages)
-    source = f"derived statistics of {trace.job_name(None)} ({trace.metadata.source}), stage {first}"
-    cluster = noise_cluster(fit_noise(stages[first]), stages[first].shape[1], base, name, source)
-    said = f"only the noise of compute of stage {first} is fitted; sends and receives between stages are not"
-    return cluster, [f"a pipeline of {len(stages)} stages: {said}"]
+    return fit.cluster, [*filter(None, [clocks]), *fit.notes]
