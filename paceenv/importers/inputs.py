@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
+from paceenv.core.trace import Trace, open_parquet, read_trace
 from paceenv.core.wording import duration
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import ALLOWED, find_format, list_files
@@ -26,8 +26,7 @@ from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
-from paceenv.importers.profiler import kineto
-from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
+from paceenv.importers.profiler.kineto import SOURCE, import_kineto
 from paceenv.importers.step_log import read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
@@ -118,9 +117,7 @@ class _Found:
             found.dumps += (dump,)
             self._notes += dump.notes
         elif kind == "profile" and self._pattern is None:  # with a pattern the user knows that it is text
-            timeline, damage = import_kineto(path)
-            self._profiles.append(timeline)
-            self._notes += [damage] * bool(damage)
+            self._profiles.append(import_kineto(path))
         else:
             says_end = self._hang.read(path)
             tables = read_tables(path)
@@ -180,10 +177,9 @@ class _Found:
         timelines = self._profiles
         if not timelines:
             return None
-        if len(timelines) > 1:
-            for timeline in timelines:
-                if UNKNOWN_RANK in timeline.about:
-                    raise InputError(str(timeline.about[UNKNOWN_RANK]))
+        if len(timelines) > 1 and (unknown := next((t for t in timelines if not t.is_rank_known), None)) is not None:
+            said = "neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
+            raise InputError(f"{unknown.path}: {said}")
         runs = split_runs(timelines)
         chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
         if len(runs) > 1:
@@ -202,7 +198,7 @@ class _Found:
             said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
             self._notes.append(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
-        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", kineto.SOURCE)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", SOURCE)
         self._notes += merged.notes
         self._found.activity = merged.activity
         return merged.trace
@@ -310,34 +306,16 @@ BLOCKS: Final = 4
 
 
 def read_capped(path: Path, max_rows: int | None) -> tuple[Trace, str]:
-    """A trace, and a note on what was left out, or "".
+    """A trace, and a note on what was left out, or "": of more rows, blocks of steps at even distances.
 
     Raises InputError: the file is damaged or no such trace.
     """
-    if max_rows is not None:
-        with open_parquet(path) as file:
-            rows = file.metadata.num_rows
-        if rows > max_rows:
-            return _sample(path, rows, max_rows)
-    return read_trace(path), ""
-
-
-def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
-    """Blocks of steps at even distances, together at most ``max_rows`` rows."""
     with open_parquet(path) as file:
-        groups = (file.read_row_group(k, columns=["iteration"])["iteration"] for k in range(file.num_row_groups))
-        low_K, high_K = np.array([[edge(np.asarray(group)) for edge in (np.min, np.max)] for group in groups]).T
-    low, high = int(low_K.min()), int(high_K.max())
+        rows = file.metadata.num_rows
+        if max_rows is None or rows <= max_rows:
+            return read_trace(path), ""
+        low, high = pc.min_max(file.read(["iteration"])["iteration"]).as_py().values()
     kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
-    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
-    needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
-    batches = []
-    for batch in iter_batches(path, row_groups=np.flatnonzero(needed_K).tolist()):
-        iteration = np.asarray(batch.column("iteration"))
-        at = np.searchsorted(starts, iteration, side="right") - 1
-        keep = (at >= 0) & (iteration < starts[np.maximum(at, 0)] + kept)
-        if keep.any():
-            batches.append(batch.filter(pa.array(keep)))
-    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    note = f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {table.num_rows} rows"
-    return Trace(table, read_metadata(path)), note
+    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64).tolist()
+    trace = read_trace(path, [range(start, start + kept) for start in starts])
+    return trace, f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {trace.table.num_rows} rows"
