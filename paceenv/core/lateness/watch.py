@@ -75,15 +75,14 @@ MAX_S: Final = 1e12
 class LateSpan:
     """A rank's lateness from one iteration to another.
 
-    ``rank`` is the column of the table, ``last`` None while it lasts, ``named`` the iteration that settled it,
-    ``steps`` how many that took since ``first``. ``late_s`` is per step, ``error_s`` its standard error.
+    ``rank`` is the column of the table, ``last`` None while it lasts, ``named`` the iteration that settled it.
+    ``late_s`` is per step, ``error_s`` its standard error.
     """
 
     rank: int
     first: int
     last: int | None
     named: int
-    steps: int
     late_s: float
     error_s: float
 
@@ -194,7 +193,7 @@ class _Watch:
         self._alike, self._ranks, self._threshold = alike, ranks, threshold
         self._begin = self._end = int(iteration_T[0]) if count else 0
         self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
-        self._noise: UsualNoise | None = None
+        self._noise = UsualNoise(late_s_TR[:FIRST_STEPS], steps_T[:FIRST_STEPS], self._spread_T[:FIRST_STEPS])
         self._step_s = self._lost_s = 0.0
         self._off_TR, self._off_steps_R = np.zeros((count, ranks), np.bool_), np.zeros(ranks)
         self._judged, self._learned = 0, FIRST_STEPS
@@ -208,18 +207,13 @@ class _Watch:
         self._closed: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
         self._single: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
         self._named: list[LateSpan] = []
-        for t, step_s in enumerate(step_s_T.tolist()):
-            self._end = int(iteration_T[t])
-            self._account(t, step_s)
-            if t + 1 == FIRST_STEPS:
-                first = slice(FIRST_STEPS)
-                self._noise = UsualNoise(late_s_TR[first], steps_T[first], self._spread_T[first])
-                spans = [span for early in range(FIRST_STEPS) for span in self._judge(early)]
-                for span in spans:  # they were judged afterwards, so none was named before this step
-                    span.named, span.steps = self._end, int((iteration_T[first] >= span.first).sum())
-            else:
-                spans = self._judge(t) if t >= FIRST_STEPS else []
-            self._named += map(replace, spans)
+        for t in range(min(count, FIRST_STEPS)):
+            self._account(t, float(step_s_T[t]))
+        for t in range(count) if count >= FIRST_STEPS else ():
+            if t >= FIRST_STEPS:
+                self._account(t, float(step_s_T[t]))
+            self._end = int(iteration_T[max(t, FIRST_STEPS - 1)])  # no rank is named before there are so many
+            self._named += map(replace, self._judge(t))
 
     def findings(self, end: int) -> Findings:
         """What is known in the end."""
@@ -246,7 +240,7 @@ class _Watch:
 
     def _least_s_R(self) -> Times:
         """The smallest lateness that as many steps as these would have settled, with the noise as it is now."""
-        if self._noise is None:
+        if len(self._late_s_TR) < FIRST_STEPS:
             return np.full(self._ranks, math.inf)
         known_R = (~np.isnan(self._late_s_TR)).sum(axis=0)
         earned_R = self._threshold / np.maximum(known_R, 1.0)
@@ -286,9 +280,8 @@ class _Watch:
 
     def _judge(self, t: int) -> list[LateSpan]:
         noise, late_s_R, iteration = self._noise, self._late_s_TR[t], int(self._iteration_T[t])
-        assert noise is not None
         while t - self._learned > max(LAG, min(t // 2, MOST_LAG)):
-            self._learn(noise)
+            self._learn()
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
         least_s = LEAST_SHARE * max(self._step_s, 0.0)
@@ -311,22 +304,23 @@ class _Watch:
         apart_s_R = np.maximum(2.0 * CLIP * scale_s_R, ONE_OFF_STEPS * least_s)
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
             late_s, scale_s = float(late_s_R[rank]), float(scale_s_R[rank])
-            self._single.append(LateSpan(rank, iteration, iteration, iteration, 1, late_s, scale_s))
-        spans = [self._name(int(rank), iteration) for rank in np.flatnonzero(risen_R)]
+            self._single.append(LateSpan(rank, iteration, iteration, iteration, late_s, scale_s))
+        spans = [self._name(rank) for rank in np.flatnonzero(risen_R).tolist()]
         for rank in np.flatnonzero(fallen_R & ~risen_R).tolist():
             self._recover(rank, least_s)
         return spans
 
-    def _learn(self, noise: UsualNoise) -> None:
+    def _learn(self) -> None:
         """Learn from one more step, from the ranks that were as usual in it and in most steps since."""
-        t = self._learned
+        t, noise = self._learned, self._noise
         self._learned += 1
         late_s_R = self._late_s_TR[t]
         off_R = self._off_TR[t : t + LAG].sum(axis=0) > LAG // 2
         usual_R = ~np.isnan(late_s_R) & (self._iteration_T[t] >= self._settled_R) & ~off_R
         noise.add(late_s_R, usual_R, float(self._steps_T[t]), float(self._spread_T[t]))
         if self._learned % LAG == 0:
-            self._learn_usual(noise)
+            for places in filter(len, self._alike):  # the middle rank's is above 0 where noise has a long tail
+                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
         still_R = usual_R & self._late_R
         self._level_steps_R += still_R
         change_s_R = np.where(still_R, late_s_R - self._level_s_R, 0.0) / np.maximum(self._level_steps_R, 1.0)
@@ -336,12 +330,6 @@ class _Watch:
             noise.move(rank, float(np.median(self._since(rank, self._begin))))  # this is what is usual now
             self._off_steps_R[rank] = 0.0
 
-    def _learn_usual(self, noise: UsualNoise) -> None:
-        """The mean difference of the middle rank to the median of its others: above 0 where noise has a long tail."""
-        for places in self._alike:
-            if len(places):
-                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
-
     def _since(self, rank: int, first: int, last: int | None = None) -> Times:
         """A rank's lateness in the last KEPT_STEPS steps, of those from ``first`` on, to ``last`` if given, seconds."""
         recent = slice(max(self._judged - KEPT_STEPS, 0), self._judged)
@@ -349,7 +337,7 @@ class _Watch:
         wanted_T = (iteration_T >= first) & (iteration_T <= (self._end if last is None else last))
         return np.asarray(values[wanted_T & ~np.isnan(values)])
 
-    def _name(self, rank: int, iteration: int) -> LateSpan:
+    def _name(self, rank: int) -> LateSpan:
         first, steps, sum_s = self._rising.begin_of(rank)
         level_s = float(np.median(self._since(rank, first)))
         if self._late_R[rank]:
@@ -358,7 +346,7 @@ class _Watch:
             self._closed.append(old)
         elif self._was_always(rank, steps, sum_s):
             first, steps = int(self._calm_since_R[rank]), int(self._calm_steps_R[rank])
-        span = LateSpan(rank, first, None, iteration, steps, level_s, 0.0)
+        span = LateSpan(rank, first, None, self._end, level_s, 0.0)
         self._open[rank] = span
         self._late_R[rank] = True
         self._set_level(rank, level_s, steps)
@@ -372,7 +360,6 @@ class _Watch:
         before = self._calm_steps_R[rank] - steps
         if before < FIRST_STEPS // 2:
             return True
-        assert self._noise is not None
         change_s = sum_s / steps - (self._calm_sum_R[rank] - sum_s) / before
         scale_s = float(self._noise.scale_s_R[rank])
         error_s = scale_s * math.sqrt(float(self._noise.persistence_J.max()) * (1.0 / before + 1.0 / steps))
@@ -381,7 +368,6 @@ class _Watch:
     def _recover(self, rank: int, least_s: float) -> None:
         """A rank is late by less than half of what it was: no longer, unless what is left is clearly enough."""
         first, steps, sum_s = self._falling.begin_of(rank)
-        assert self._noise is not None
         level_s = float(np.median(self._since(rank, first)))
         if level_s - 2.0 * float(self._noise.scale_s_R[rank]) / math.sqrt(steps) > least_s:
             self._set_level(rank, level_s, steps)
@@ -400,12 +386,11 @@ class _Watch:
         self._rising.clear(rank)
         self._falling.clear(rank)
         self._settled_R[rank] = self._end + 1
-        if self._noise is not None and steps:
+        if steps:
             self._noise.move(rank, level_s)
 
     def _update(self, rank: int, last: int | None = None) -> None:
         """The amount of a lateness that lasts, and its standard error: of a median, with noise that persists."""
-        assert self._noise is not None
         span = self._open[rank]
         recent_s = self._since(rank, span.first, last)
         steps, late_s = float(self._level_steps_R[rank]), float(self._level_s_R[rank])
