@@ -134,7 +134,7 @@ def test_an_exception_leaves_nothing_behind_and_the_old_file_alone(tmp_path: Pat
         ({"seq": 2**40}, "'seq' must be int32"),
         ({"op": np.arange(4)}, "'op' must be"),
         ({"op": np.array(["compute", None] * 2)}, "'op' has empty values"),
-        ({"op": np.array(["compute"] * 3)}, "'op' has 3 values"),
+        ({"op": np.array(["compute"] * 3)}, "'op' must be .* 4 values: it has 3"),
         ({"end_s": np.full(4, np.nan)}, "row 0: start_s = 0.0, end_s = nan"),
         ({"end_s": np.full(4, np.inf)}, "row 0"),
         ({"delay_s": 0.0}, r"unknown \['delay_s'\]"),

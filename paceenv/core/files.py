@@ -61,11 +61,8 @@ def _create_beside(target: Path) -> tuple[Path, int]:
 
     ``tempfile`` makes files for their owner alone, and the umask can only be read by changing it for all threads.
     """
-    for _ in range(100):
-        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-        with contextlib.suppress(FileExistsError):
-            return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:

@@ -350,12 +350,10 @@ def _to_array(column: Any, field: pa.Field, rows: int, where: str) -> pa.Array:
             array = pa.array(np.asarray(column), pa.string()).dictionary_encode()
         else:
             array = pa.array(np.broadcast_to(column, rows), field.type)
+        if len(array) != rows or array.type != field.type:
+            raise ValueError(f"it has {len(array)} of {array.type}")
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InputError(f"{where}: column {field.name!r} must be {field.type}, {rows} values: {error}") from error
-    if len(array) != rows or array.type != field.type:
-        raise InputError(
-            f"{where}: column {field.name!r} has {len(array)} values of {array.type}; expected {rows} of {field.type}"
-        )
     return array
 
 

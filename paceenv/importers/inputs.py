@@ -26,7 +26,7 @@ from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
-from paceenv.importers.profiler.kineto import SOURCE, import_kineto
+from paceenv.importers.profiler.kineto import import_kineto
 from paceenv.importers.step_log import read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
@@ -181,7 +181,7 @@ class _Found:
             said = "neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
             raise InputError(f"{unknown.path}: {said}")
         runs = split_runs(timelines)
-        chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
+        chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(*run)[1]))
         if len(runs) > 1:
             self._notes.append(f"{_different_runs(runs)}; {_run_name(chosen_run)} is looked at")
         timelines = _joined(chosen_run)
@@ -190,7 +190,7 @@ class _Found:
         for other in recordings:
             if other is not chosen:
                 self._notes.append(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
-        latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=lambda one: _span([one])[0])}
+        latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=_span)}
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
         self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
@@ -198,7 +198,7 @@ class _Found:
             said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
             self._notes.append(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
-        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", SOURCE)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job")
         self._notes += merged.notes
         self._found.activity = merged.activity
         return merged.trace
@@ -209,18 +209,18 @@ _EPOCH_S: Final = 1e9
 """Clocks that count from 1970 are above; others begin with the machine and tell nothing across hosts."""
 
 
-def _span(timelines: Sequence[Timeline]) -> tuple[float, float]:
+def _span(*timelines: Timeline) -> tuple[float, float]:
     steps = [step for t in timelines for step in t.steps]
-    return (min(s.start_s for s in steps), max(s.end_s for s in steps)) if steps else (0.0, 0.0)
+    return min(s.start_s for s in steps), max(s.end_s for s in steps)
 
 
 def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
     """Recordings of different runs apart: of other world sizes, or hours from each other on clocks from 1970."""
     runs: list[list[Timeline]] = []
-    for timeline in sorted(timelines, key=lambda one: _span([one])[0]):
-        size, (start_s, _) = timeline.about.get("world_size"), _span([timeline])
+    for timeline in sorted(timelines, key=_span):
+        size, (start_s, _) = timeline.about.get("world_size"), _span(timeline)
         for run in runs:
-            sizes, end_s = {t.about.get("world_size") for t in run} - {None, 0}, _span(run)[1]
+            sizes, end_s = {t.about.get("world_size") for t in run} - {None, 0}, _span(*run)[1]
             apart = start_s > _EPOCH_S and start_s - end_s > _HOURS_APART_S
             if not apart and (not size or not sizes or size in sizes):
                 run.append(timeline)
@@ -237,9 +237,9 @@ def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
     for run in runs:
         size = max((int(t.about.get("world_size", 0)) for t in run), default=0)
         steps = [step.end_s - step.start_s for t in run for step in t.steps]
-        step = f"{duration(float(np.median(steps)))} a step" if steps else "no step"
-        said.append(f"{_run_name(run)}{f' of {size} ranks' if size else ''}: {step}")
-    apart_s = _span(runs[-1])[0] - _span(runs[0])[1]
+        of = f" of {size} ranks" if size else ""
+        said.append(f"{_run_name(run)}{of}: {duration(float(np.median(steps)))} a step")
+    apart_s = _span(*runs[-1])[0] - _span(*runs[0])[1]
     when = f", {duration(apart_s)} apart" if apart_s > _HOURS_APART_S else ""
     return f"{len(runs)} different runs{when}, not one job ({'; '.join(said)})"
 
@@ -252,7 +252,7 @@ def _run_name(run: Sequence[Timeline]) -> str:
 def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Windows of a rank whose steps follow each other as one recording; all files as they are where some do not."""
     windows: dict[int, list[Timeline]] = defaultdict(list)
-    for timeline in sorted((t for t in timelines if t.steps), key=lambda one: _span([one])[0]):
+    for timeline in sorted(timelines, key=_span):
         windows[timeline.rank].append(timeline)
     pairs = [pair for of_rank in windows.values() for pair in pairwise(of_rank)]
     if not pairs or not all(a.steps[-1].iteration < b.steps[0].iteration for a, b in pairs):

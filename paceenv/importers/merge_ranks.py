@@ -64,7 +64,7 @@ class Merged(NamedTuple):
     activity: tuple[RankActivity, ...]
 
 
-def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
+def merge_ranks(timelines: list[Timeline], name: str) -> Merged:
     """One trace of all ranks, on the clock of the lowest rank.
 
     Raises InputError: a rank shares no steps or too few collectives with the others, or nothing is left.
@@ -72,7 +72,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     Args:
         timelines: at least one; one of a rank.
         name: of the job.
-        source: which program recorded them.
     """
     ordered, notes = _belong_together(sorted(timelines, key=lambda t: t.rank))
     shift_s, renumber = align_clocks(ordered)
@@ -123,7 +122,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         notes.append(f"{said}the ends of {shared} collectives{agree}")
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
     job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s, "steps_left_out": left_out}
-    trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, source), name)
+    trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, "PyTorch profiler"), name)
     steps = (steps[i] for steps in steps_of.values() for i in kept)
     activity = tuple(step for step in steps if isinstance(step, RankActivity))
     for step in activity:
@@ -136,12 +135,6 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
 
     Ranks that only count otherwise are kept where that may be: their clocks will tell.
     """
-    empty = [t for t in timelines if not t.steps]
-    if len(empty) == len(timelines):
-        raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
-    if empty:
-        rest, notes = _belong_together([t for t in timelines if t.steps])
-        return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
     having = Counter(step.iteration for t in timelines for step in t.steps)
     usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
     near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}

@@ -31,7 +31,6 @@ from paceenv.importers.profiler.device_steps import (
 from paceenv.importers.profiler.event_columns import EventTable, Integers, read_events
 from paceenv.importers.timelines import Collective, Step, Timeline, inside_of, union
 
-SOURCE: Final = "PyTorch profiler"
 _CALLS: Final = ("c10d::", "record_param_comms")
 """How the CPU's calls of collectives begin."""
 _WRAPPER: Final = "autograd::engine::evaluate_function"
