@@ -163,21 +163,18 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
     is_host = table.in_categories(lambda category: category in _RANGES or is_runtime(category))
     is_host &= ~table.named(lambda name: STEP.match(name) is not None)
     is_host &= (table.end_us_E > windows_us[0]) & (table.start_us_E < windows_us[-1])
-    names = [readable(name) for name in table.names]
-    code_of = {name: k for k, name in enumerate(dict.fromkeys(names))}
-    codes = np.array([code_of[name] for name in names], np.int64)
-    outermost = [np.empty(0, np.int64)]
+    names, codes = np.unique([readable(name) for name in table.names], return_inverse=True)
+    ranges = np.empty(0, np.int64)
     for thread in np.unique(table.thread_E[device.launch_D[device.launch_D >= 0]]).tolist():
         events = np.flatnonzero(is_host & (table.thread_E == thread))
         events = events[np.lexsort((-table.dur_us_E[events], table.start_us_E[events]))]
         reach_us = np.maximum.accumulate(np.concatenate([[-np.inf], table.end_us_E[events]]))
-        outermost.append(events[table.start_us_E[events] >= reach_us[:-1]])
-    ranges = np.concatenate(outermost)
-    by_name = [(name, ranges[codes[table.name_E[ranges]] == code]) for name, code in code_of.items()]
-    for name, events in by_name:
-        per_thread = (events[table.thread_E[events] == thread] for thread in np.unique(table.thread_E[events]))
-        for spans in ((table.start_us_E[of], table.end_us_E[of]) for of in per_thread):
-            took_s = np.diff(covered_until(spans, windows_us)) * _US
+        outermost = events[table.start_us_E[events] >= reach_us[:-1]]
+        ranges = np.concatenate([ranges, outermost])
+        code_N = codes[table.name_E[outermost]]
+        for code in np.unique(code_N).tolist():
+            of, name = outermost[code_N == code], str(names[code])
+            took_s = np.diff(covered_until((table.start_us_E[of], table.end_us_E[of]), windows_us)) * _US
             for at in np.flatnonzero(took_s >= _MIN_S).tolist():
                 spent_s[at][name] = spent_s[at].get(name, 0.0) + float(took_s[at])
     inside_any = union(table.start_us_E[ranges], table.end_us_E[ranges])
