@@ -20,7 +20,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, open_parquet, read_trace
 from paceenv.core.wording import duration
 from paceenv.importers.flight_recorder import Dump, read_dump
-from paceenv.importers.formats import ALLOWED, find_format, list_files
+from paceenv.importers.formats import ALLOWED, Format, find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
@@ -102,7 +102,7 @@ class _Found:
     def __init__(self, max_rows: int | None, pattern: str | None) -> None:
         self._max_rows, self._pattern = max_rows, pattern
         self._found, self._hang = Inputs(), HangText()
-        self._wholes: list[Path] = []
+        self._wholes: dict[Path, Format] = {}
         self._profiles: list[Timeline] = []
         self._notes: list[str] = []
         self.refused: dict[Path, str] = {}
@@ -111,7 +111,7 @@ class _Found:
         """Read a file. Raises InputError if it cannot be used."""
         kind, found = find_format(path), self._found
         if kind in ("paceenv trace", "straggler trace"):
-            self._wholes.append(path)  # read once it is known to be the only one
+            self._wholes[path] = kind  # read once it is known to be the only one
         elif kind == "flight recorder":
             dump = read_dump(path)
             found.dumps += (dump,)
@@ -135,9 +135,9 @@ class _Found:
         """All of it. Raises InputError if nothing is usable."""
         found = self._found
         why: list[str] = []
-        for read in (self._whole_trace, self._merged):  # a whole trace goes before what profiles give
+        for files, read in ((self._wholes, self._whole_trace), (self._profiles, self._merged)):
             try:
-                found.trace = read() if found.trace is None else found.trace
+                found.trace = read() if files and found.trace is None else found.trace
             except InputError as error:
                 why.append(str(error))
         network = describe_network(self._hang.info)
@@ -160,23 +160,19 @@ class _Found:
         found.apart |= found.several_traces != ""
         return found
 
-    def _whole_trace(self) -> Trace | None:
-        if not self._wholes:
-            return None
+    def _whole_trace(self) -> Trace:
         if len(self._wholes) > 1:
-            named = ", ".join(map(str, self._wholes[:_NAMED]))
+            named = ", ".join(map(str, [*self._wholes][:_NAMED]))
             self._found.several_traces = f"{len(self._wholes)} whole traces ({named}, ...); allowed: one of them"
-        path = self._wholes[-1]
-        if find_format(path) == "straggler trace":
+        path, kind = [*self._wholes.items()][-1]
+        if kind == "straggler trace":
             return import_straggler(path)
         trace, note = read_capped(path, self._max_rows)
         self._notes += [note] * bool(note)
         return trace
 
-    def _merged(self) -> Trace | None:
+    def _merged(self) -> Trace:
         timelines = self._profiles
-        if not timelines:
-            return None
         if len(timelines) > 1 and (unknown := next((t for t in timelines if not t.is_rank_known), None)) is not None:
             said = "neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
             raise InputError(f"{unknown.path}: {said}")

@@ -253,7 +253,7 @@ def _columns(steps_of: Steps, kept: list[int]) -> dict[str, NDArray[Any]]:
                 group = groups.setdefault(c.group, len(groups)) if c.group else -1
                 rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
             if piece:
-                rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
+                rows.append((COMPUTE_OPS[0], -1, piece[0], piece[1], 0, -1))
         all_rows += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
     names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes", "peer")
     return dict(zip(names, map(np.array, zip(*all_rows, strict=True)), strict=False))  # nothing of no rows
