@@ -20,7 +20,7 @@ from paceenv.importers.profiler.kineto import import_kineto
 
 def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Merged:
     files = written(folder, {f"rank{k}.json": profile for k, profile in enumerate(made or profiles(job))})
-    return merge_ranks([import_kineto(path)[0] for path in files], "job", "test")
+    return merge_ranks([import_kineto(path) for path in files], "job")
 
 
 def late_us(merged: Merged) -> np.ndarray[Any, Any]:

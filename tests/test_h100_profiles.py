@@ -19,7 +19,7 @@ RANKS = 8
 
 @pytest.fixture(scope="module")
 def merged() -> Merged:
-    return merge_ranks([import_kineto(path)[0] for path in sorted(H100_DIR.glob("rank*.json.gz"))], "h100", "test")
+    return merge_ranks([import_kineto(path) for path in sorted(H100_DIR.glob("rank*.json.gz"))], "h100")
 
 
 def test_steps_of_the_device(merged: Merged) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -128,29 +130,25 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
 # Stagger: hold, probe, back off
 
 
-def stagger(steps: list[float] | Floats) -> tuple[Floats, list[float]]:
-    """The tick after these step times, and the delay that the last of four members took before each."""
-    (rank, tick), delays = timing.new_state(), []
-    for step_s in steps:
-        delays.append(float(rank[timing.DELAY_S, 0]))
-        feed(rank, tick, 0.1, step_s=step_s)
-        timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 1), 10.0, 3, 4)
-    return tick, delays
-
-
-def collapsing(free_s: float, held_s: float, iterations: int, good_at_first: int = 4) -> tuple[list[float], list[bool]]:
-    """Steps of a job that takes ``free_s`` without and ``held_s`` with a stagger, and when it held."""
-    (rank, tick), steps, held = timing.new_state(), [], []
+def staggered(step_s: Callable[[int, bool], float], iterations: int) -> tuple[Floats, Floats, Floats]:
+    """The tick after steps that last as told by their number and whether ranks hold places; the steps, and the delay
+    that the last of four members took before each."""
+    (rank, tick), steps, delays = timing.new_state(), [], []
     for t in range(iterations):
-        held.append(bool(rank[timing.DELAY_S, 0] > 0.0))
-        steps.append(1.0 if t < good_at_first else held_s if held[-1] else free_s)
+        delays.append(float(rank[timing.DELAY_S, 0]))
+        steps.append(step_s(t, delays[-1] > 0.0))
         feed(rank, tick, 0.1, step_s=steps[-1])
         timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 1), 10.0, 3, 4)
-    return steps, held
+    return tick, np.array(steps), np.array(delays)
+
+
+def collapsing(good_at_first: int) -> Callable[[int, bool], float]:
+    """Steps of a job that take half as long with a stagger."""
+    return lambda t, holds: 1.0 if t < good_at_first else 1.2 if holds else 2.5
 
 
 def test_ranks_take_their_places_while_a_job_collapses() -> None:
-    tick, delays = stagger([1.0] * 13 + [2.5] * 4)
+    tick, _, delays = staggered(lambda t, _: 1.0 if t < 13 else 2.5, 17)
     assert delays[-1] == pytest.approx(0.3 * tick[timing.STEP_BASELINE_S])
     rank, _ = timing.new_state(4)
     timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 4), 10.0, 0, 4)
@@ -160,16 +158,16 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
 
 
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:
-    _, held = collapsing(2.5, 1.2, 3000)
+    held = staggered(collapsing(4), 3000)[2] > 0.0
     assert np.mean(held[-1000:]) > 0.98
-    assert not all(held[-1000:]), "it probes"
+    assert not held[-1000:].all(), "it probes"
 
 
 def test_a_job_that_collapses_in_every_step_tries_places() -> None:
     """None of its steps stands out, so its baseline is a collapsed step, until a trial."""
-    steps, held = collapsing(2.5, 1.2, 1000, good_at_first=0)
-    assert not any(held[: switchback.STAGGER_FIRST_TRIAL])
-    assert np.mean(held[-500:]) > 0.95
+    _, steps, delays = staggered(collapsing(0), 1000)
+    assert not delays[: switchback.STAGGER_FIRST_TRIAL].any()
+    assert np.mean(delays[-500:] > 0.0) > 0.95
     assert np.mean(steps[-500:]) < 1.3
 
 

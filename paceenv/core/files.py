@@ -61,11 +61,8 @@ def _create_beside(target: Path) -> tuple[Path, int]:
 
     ``tempfile`` makes files for their owner alone, and the umask can only be read by changing it for all threads.
     """
-    for _ in range(100):
-        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-        with contextlib.suppress(FileExistsError):
-            return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:
@@ -143,43 +140,32 @@ def parse_yaml(text: str) -> Any:
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    class Loader(yaml.SafeLoader):
+        """Counts parts while it reads; a long text counts as several, an alias as all parts that it stands for."""
+
+        parts = repeated = 0
+
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.parts_of: dict[int, int] = {}
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            is_alias, before = self.check_event(yaml.AliasEvent), self.parts
+            node = super().compose_node(parent, index)
+            if not is_alias:
+                self.parts += 1 + (len(node.value) // 64 if isinstance(node, yaml.ScalarNode) else 0)
+                self.parts_of[id(node)] = self.parts - before
+            elif id(node) not in self.parts_of:
+                raise ValueError("an alias refers to what it is in")
+            else:
+                self.parts += self.parts_of[id(node)]
+                self.repeated += self.parts_of[id(node)]
+            if self.repeated > MAX_REPEATED:
+                raise ValueError(f"its aliases stand for more than {MAX_REPEATED} parts")
+            return node
+
+    loader = Loader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _repeated_parts(node) > MAX_REPEATED:
-            raise ValueError(f"its aliases stand for more than {MAX_REPEATED} parts")
-        return loader.construct_document(node)
+        return loader.get_single_data()
     finally:
         loader.dispose()
-
-
-def _repeated_parts(root: Any) -> int:
-    """How many parts the aliases of a YAML node stand for. A long text counts as several parts."""
-    sizes: dict[int, int] = {}
-    repeated = 0
-
-    def size(node: Any) -> int:
-        nonlocal repeated
-        known = sizes.get(id(node))
-        if known is None:
-            sizes[id(node)] = 0
-            value = node.value
-            if isinstance(value, str):
-                sizes[id(node)] = 1 + len(value) // 64
-            else:
-                sizes[id(node)] = 1 + sum(size(part) for item in value for part in _parts(item))
-        elif known:
-            repeated += known
-        else:
-            raise ValueError("an alias refers to what it is in")
-        return sizes[id(node)]
-
-    size(root)
-    return repeated
-
-
-def _parts(item: Any) -> tuple[Any, ...]:
-    """The nodes of an entry: of a mapping, key and value."""
-    return item if isinstance(item, tuple) else (item,)

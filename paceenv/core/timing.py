@@ -65,10 +65,12 @@ BARRIER_BYTES = 4096
 BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
 MIN_DELAY_S, MIN_DELAY_SHARE = 1e-4, 0.002
-"""A delay that is shorter, in seconds or as a share of the baseline step, is left out."""
+"""A delay that is shorter, in seconds or as a share of the baseline step, is left out. A sleep ends late by a good part
+of a millisecond, whatever its length: a fading delay would go on costing that after it is too short to be of use."""
 BASELINE_RISE = 1.0 / 16.0
 """Share of the gap by which a baseline rises at the end of a block."""
 RECENT_ITERATIONS = 2
+"""Iterations of a pair of the recent lows."""
 SMOOTHING = np.float32(0.1)
 """Weight of the newest iteration in the exponential means."""
 TINY = np.float32(1e-30)
@@ -143,11 +145,6 @@ def block_ends(tick: Tick) -> bool:
     return int(tick[slots.ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
-def pair_ends(tick: Tick) -> bool:
-    """Whether this iteration closes a pair of the recent lows."""
-    return int(tick[slots.ITERATIONS]) % RECENT_ITERATIONS == 0
-
-
 def observe_ranks(
     rank: Rank,
     tick: Tick,
@@ -177,7 +174,7 @@ def observe_ranks(
     if not has_barrier:
         for r in range(ranks):
             wait_R[r] = comm_R[r] - baseline_R[r]  # a little below 0 where it is luckier than the baseline
-    if pair_ends(tick):
+    if int(tick[slots.ITERATIONS]) % RECENT_ITERATIONS == 0:
         for r in range(ranks):
             comm_low_R[r] = comm_R[r] if comm_R[r] < last_comm_R[r] else last_comm_R[r]
         for r in range(ranks):
@@ -300,7 +297,7 @@ def decide(
         shift_phase(rank, tick, settings_M2R, cap_s)
     if on_M[STAGGER]:
         take_places(rank, tick, settings_M2R, cap_s, first_member, members)
-    least_s = np.float32(least_delay_s(step_s))
+    least_s = np.float32(max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s))
     for r in range(ranks):
         delay_R[r] = delay_R[r] if delay_R[r] >= least_s else _ZERO
     if on_M[DEFER]:
@@ -380,15 +377,6 @@ def take_places(
             asked_s = stagger_delay_s(inflation, place, 0.0 if is_trial else threshold, window_s(most_s, step_s, cap_s))
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
         member = 0 if member + 1 == members else member + 1
-
-
-def least_delay_s(step_s: float) -> float:
-    """The shortest delay that a rank acts on, seconds.
-
-    A sleep ends late by a good part of a millisecond, whatever its length. A fading delay would go on costing that long
-    after it has become too short to be of use.
-    """
-    return max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s)
 
 
 def hold_transfers(hold_R: NDArray[np.float32], tick: Tick, settings_2R: NDArray[np.float64], cap_s: float) -> None:

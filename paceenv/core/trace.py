@@ -11,9 +11,11 @@ rank within one iteration; operations may overlap.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -250,46 +252,35 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             writer.append(batch)
 
 
-def read_metadata(path: str | Path) -> TraceMetadata:
-    """The metadata of a trace file, without its rows. Raises InputError like :func:`read_trace`.
-
-    Args:
-        path: of the file.
-    """
-    file, metadata = _open_trace(path)
-    file.close()
-    return metadata
-
-
-def read_trace(path: str | Path) -> Trace:
-    """Read a whole trace.
+def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
+    """Read a trace, or some of its iterations.
 
     Raises InputError if the file is missing, truncated, not Parquet, not a trace, of a newer schema version, or if a
     row has nulls, non-finite times or ``end_s < start_s``.
 
     Args:
         path: of the file.
+        steps: ranges of iterations; default: all.
     """
-    file, metadata = _open_trace(path)
-    table = pa.Table.from_batches(_checked_batches(file, str(path), ROW_GROUP_ROWS), SCHEMA)
+    names, metadata = _open_trace(path)
+    iteration, where = pc.field("iteration"), str(path)
+    wanted = [(iteration >= one.start) & (iteration < one.stop) for one in steps or ()]
+    try:
+        table = pq.read_table(
+            path,
+            columns=[name for name in SCHEMA.names if name in names],
+            filters=reduce(or_, wanted) if wanted else None,
+            partitioning=None,
+            read_dictionary=_TEXT_COLUMNS,
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{where}: damaged: {error}") from error
+    for name in set(_DEFAULTS) - set(names):
+        field = SCHEMA.field(name)
+        table = table.append_column(field, _to_array(_DEFAULTS[name], field, table.num_rows, where))
+    table = table.select(SCHEMA.names).cast(SCHEMA)
+    _check_rows(table, 0, where)
     return Trace(table.unify_dictionaries().combine_chunks(), metadata)
-
-
-def iter_batches(
-    path: str | Path, batch_rows: int = 1 << 16, row_groups: Sequence[int] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Read a trace, or some of its row groups, in record batches.
-
-    Args:
-        path: the file.
-        batch_rows: most rows in a batch.
-        row_groups: numbers of the row groups to read; default: all.
-
-    Raises:
-        InputError: as in :func:`read_trace`; rows in its messages count from the first that is read.
-    """
-    file, _ = _open_trace(path)
-    return _checked_batches(file, str(path), batch_rows, row_groups)
 
 
 def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
@@ -316,49 +307,18 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     return "not a Parquet file" if head else "empty file"
 
 
-def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
-    file = open_parquet(path, read_dictionary=_TEXT_COLUMNS)
-    schema = file.schema_arrow
-    try:
-        if METADATA_KEY not in (schema.metadata or {}):
-            raise InputError(
-                f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}"
-            )
-        metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
-        _check_names([*schema.names, *(set(_DEFAULTS) - set(schema.names))], str(path))
-        for field in SCHEMA:
-            if field.name in schema.names and schema.field(field.name).type != field.type:
-                raise out_of_range(
-                    f"type of column {field.name!r}", str(schema.field(field.name).type), str(field.type), str(path)
-                )
-    except InputError:
-        file.close()
-        raise
-    return file, metadata
-
-
-def _checked_batches(
-    file: pq.ParquetFile, where: str, batch_rows: int, row_groups: Sequence[int] | None = None
-) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    with file:
-        missing = [name for name in _DEFAULTS if name not in file.schema_arrow.names]
-        columns = [name for name in SCHEMA.names if name not in missing]
-        batches = file.iter_batches(batch_rows, row_groups=row_groups, columns=columns)
-        while True:
-            try:
-                batch = next(batches, None)
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(f"{where}: damaged after row {rows}: {error}") from error
-            if batch is None:
-                return
-            for name in missing:
-                field = SCHEMA.field(name)
-                batch = batch.append_column(field, _to_array(_DEFAULTS[name], field, batch.num_rows, where))
-            batch = batch.select(SCHEMA.names).replace_schema_metadata(None)
-            _check_rows(batch, rows, where)
-            rows += batch.num_rows
-            yield batch
+def _open_trace(path: str | Path) -> tuple[list[str], TraceMetadata]:
+    """The columns and the metadata of a trace file."""
+    with open_parquet(path, read_dictionary=_TEXT_COLUMNS) as file:
+        schema = file.schema_arrow
+    if METADATA_KEY not in (schema.metadata or {}):
+        raise InputError(f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}")
+    metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
+    _check_names([*schema.names, *(set(_DEFAULTS) - set(schema.names))], str(path))
+    for field in SCHEMA:
+        if field.name in schema.names and (found := schema.field(field.name).type) != field.type:
+            raise out_of_range(f"type of column {field.name!r}", str(found), str(field.type), str(path))
+    return schema.names, metadata
 
 
 def _check_names(names: list[str], where: str) -> None:
@@ -390,16 +350,14 @@ def _to_array(column: Any, field: pa.Field, rows: int, where: str) -> pa.Array:
             array = pa.array(np.asarray(column), pa.string()).dictionary_encode()
         else:
             array = pa.array(np.broadcast_to(column, rows), field.type)
+        if len(array) != rows or array.type != field.type:
+            raise ValueError(f"it has {len(array)} of {array.type}")
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InputError(f"{where}: column {field.name!r} must be {field.type}, {rows} values: {error}") from error
-    if len(array) != rows or array.type != field.type:
-        raise InputError(
-            f"{where}: column {field.name!r} has {len(array)} values of {array.type}; expected {rows} of {field.type}"
-        )
     return array
 
 
-def _check_rows(batch: pa.RecordBatch, first_row: int, where: str) -> None:
+def _check_rows(batch: pa.RecordBatch | pa.Table, first_row: int, where: str) -> None:
     for field in SCHEMA:
         if batch.column(field.name).null_count:
             raise InputError(f"{where}: column {field.name!r} has empty values")

@@ -22,16 +22,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def hours(seconds: float) -> str:
-    """A time to wait, rounded: ``40 s``, ``12 min``, ``1 h 20 min``, ``31 h``."""
-    if seconds < 90.0:
-        return f"{max(seconds, 1.0):.0f} s"
-    minutes = round(seconds / 60.0)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 600 else f"{count(round(minutes / 60))} h"
-
-
 def percent(share: float | None) -> str:
     """A share as a percentage with one digit; ``-`` for unknown."""
     return "-" if share is None else f"{100.0 * share:.1f} %"

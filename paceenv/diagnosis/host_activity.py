@@ -16,7 +16,7 @@ import numpy as np
 from paceenv.core.wording import duration
 from paceenv.diagnosis.arrivals import Arrivals, LateRank
 from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
-from paceenv.importers.timelines import OUTSIDE, CollectiveActivity, RankActivity
+from paceenv.importers.timelines import OUTSIDE, Collective, RankActivity
 
 _MAX_CLOCK_ERROR: Final = 0.05
 """Share of a mean step: on clocks that are off by more, nobody is named."""
@@ -124,10 +124,10 @@ def find_late_hosts(
     """Why ranks arrive last, the one that costs most first."""
     if not activity or clock_error_s > _MAX_CLOCK_ERROR * arrivals.step_s:
         return ()
-    of_rank: dict[tuple[int, int], list[tuple[_Place, CollectiveActivity]]] = {}
-    met: dict[tuple[int, _Place], dict[int, CollectiveActivity]] = defaultdict(dict)
+    of_rank: dict[tuple[int, int], list[tuple[_Place, Collective]]] = {}
+    met: dict[tuple[int, _Place], dict[int, Collective]] = defaultdict(dict)
     for one in activity:
-        placed = [(place, c) for place, c in one.placed() if isinstance(c, CollectiveActivity)]
+        placed = list(one.placed())
         of_rank[one.rank, one.iteration] = placed
         for place, c in placed:
             met[one.iteration, place][one.rank] = c
@@ -174,8 +174,8 @@ class _Late(NamedTuple):
     iteration: int
     place: int
     late_s: float
-    mine: CollectiveActivity
-    peers: tuple[CollectiveActivity, ...]
+    mine: Collective
+    peers: tuple[Collective, ...]
 
 
 def _finding(rank: LateRank, steps: int, late: list[_Late], activity: Sequence[RankActivity]) -> LateHost:

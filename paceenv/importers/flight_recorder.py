@@ -45,17 +45,17 @@ class Entry:
     group: str  # name of the process group
     op: str  # what PyTorch calls it, such as ``_all_gather_base``, without backend and peers
     collective_seq: int  # number among the group's collectives; equal on all its members
-    p2p_seq: int  # number among the rank's point-to-point operations of the group
-    is_p2p: bool  # whether it is one of those
-    peer: int  # rank within the group that it sends to or receives from; -1 for a collective
-    own: int  # the rank's own number within the group, as a point-to-point operation says it; -1 else
     state: str  # ``scheduled``, ``started`` or ``completed``; without timing a start is never seen
-    created_s: float  # when the host enqueued it
     sizes: str  # shapes of inputs, as text
-    dtypes: str  # their types, as text
     items: int  # numbers in the inputs; -1 if unknown
     status_id: int  # number of the group in the rank's ``pg_status``
     frames: tuple[str, ...]  # where the program called it, innermost first; not kept of completed ones
+    dtypes: str = ""  # types of inputs, as text
+    created_s: float = 0.0  # when the host enqueued it
+    p2p_seq: int = 0  # number among the rank's point-to-point operations of the group
+    is_p2p: bool = False  # whether it is one of those
+    peer: int = -1  # rank within the group that it sends to or receives from; -1 for a collective
+    own: int = -1  # the rank's own number within the group, as a point-to-point operation says it; -1 else
 
     @property
     def is_done(self) -> bool:

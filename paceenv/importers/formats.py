@@ -103,7 +103,7 @@ def _files_of(path: Path) -> list[Path]:
     if not glob.has_magic(str(path)):
         raise InputError(f"{path}: no such file or folder")
     matches = sorted(map(Path, glob.iglob(str(path), recursive=True)), key=lambda path: _numbered(str(path)))
-    files = [file for match in matches for file in ([match] if match.is_file() else [])]
+    files = [match for match in matches if match.is_file()]
     files += [file for match in matches if match.is_dir() and "**" not in path.parts for file in _in_folder(match)]
     if not files:
         raise InputError(f"{path}: no file has such a name")

@@ -134,24 +134,21 @@ class HangText:
     def _death(self, text: str, rank: int | None, above: str) -> None:
         """An exit code or a signal, and whose it is: by a tag, in the same line, or in a line above."""
         code, caught, other = _CODE.search(text), _SIGNAL.search(text), _OTHER_END.search(text)
-        if code is None and caught is None and other is None:
+        if not (code or caught or other):
             return
         named = _WHO.search(text)
         who = f"{named[1].lower().replace('_', ' ').replace('process ', '')} {named[2]}" if named is not None else above
         who = f"rank {rank}" if rank is not None and not who.startswith("rank") else who or "a process"
         if code is not None:
-            self._died(who, int(code[1]))
-        elif caught is not None:
-            self._died(who, -int(caught[1] or signal.Signals.__members__.get(caught[2], 0)))
-        elif other is not None:
+            number = int(code[1])
+        else:
+            number = 0 if caught is None else -int(caught[1] or signal.Signals.__members__.get(caught[2], 0))
+        if number not in {0, -signal.SIGTERM} and len(self._exits) < MAX_LINES:  # launchers stop the others themselves
+            caught_by = -number if number < 0 else number - 128
+            name = f" ({signal.Signals(caught_by).name})" if caught_by in {*signal.Signals} else ""
+            self._exits[who] = f"exit code {number}{name}"
+        elif other is not None and not (code or caught):
             self._exits.setdefault(who, other[0])
-
-    def _died(self, who: str, code: int) -> None:
-        """Keep how a process ended; what a launcher stopped itself is none."""
-        if code not in {0, -signal.SIGTERM} and len(self._exits) < MAX_LINES:
-            number = -code if code < 0 else code - 128
-            name = f" ({signal.Signals(number).name})" if number in {*signal.Signals} else ""
-            self._exits[who] = f"exit code {code}{name}"
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -165,20 +162,15 @@ class HangText:
         ends = []
         for how, ended in by_code.items():
             ranks = [int(who.removeprefix("rank ")) for who in ended if who.startswith("rank ")]
-            rest = [who for who in ended if not who.startswith("rank ")]
-            named = [name_ranks(ranks)] * bool(ranks) + rest
+            named = [name_ranks(ranks)] * bool(ranks) + [who for who in ended if not who.startswith("rank ")]
             ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
         first = f"{self._first} first; " if self._first in self._exits and len(by_code) > 1 else ""
         died = (f"the job died: {first}{'; '.join(ends[:4])}",) if ends else ()
-        return (*_ras(self._ras), *self._stuck_text(), *died)
-
-    def _stuck_text(self) -> tuple[str, ...]:
-        if not self._stuck or any(self._ranks.values()):
-            return ()
-        return (
+        stuck = (
             f"the watchdog of {name_ranks(self._stuck)} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), "
             "does not return on the host; no collective is named, and which rank it began with cannot be told",
-        )
+        ) * (bool(self._stuck) and not any(self._ranks.values()))
+        return (*_ras(self._ras), *stuck, *died)
 
     @property
     def dumps(self) -> tuple[Dump, ...]:
@@ -213,10 +205,9 @@ class HangText:
                 entries[rank].append(
                     Entry(
                         record=len(entries[rank]), group=group.name, op=one.op or ops.get(one.seq, "collective"),
-                        collective_seq=one.seq if one.seq >= 0 else completed, p2p_seq=0, is_p2p=False, peer=-1, own=-1,
-                        state="started" if one.seq >= 0 else "completed", created_s=0.0,
-                        sizes=f"[[{one.items}]]" if one.items >= 0 else "", dtypes="", items=one.items,
-                        status_id=number, frames=tuple(self._frames.get(rank, ())),
+                        collective_seq=one.seq if one.seq >= 0 else completed, items=one.items, status_id=number,
+                        state="started" if one.seq >= 0 else "completed", frames=tuple(self._frames.get(rank, ())),
+                        sizes=f"[[{one.items}]]" if one.items >= 0 else "",
                     )
                 )  # fmt: skip
                 # An older version has no count of its own: the one that timed out was the last.

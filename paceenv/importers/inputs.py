@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
+from paceenv.core.trace import Trace, open_parquet, read_trace
 from paceenv.core.wording import duration
 from paceenv.importers.flight_recorder import Dump, read_dump
-from paceenv.importers.formats import ALLOWED, find_format, list_files
+from paceenv.importers.formats import ALLOWED, Format, find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
-from paceenv.importers.profiler import kineto
-from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
+from paceenv.importers.profiler.kineto import import_kineto
 from paceenv.importers.step_log import read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
@@ -103,7 +102,7 @@ class _Found:
     def __init__(self, max_rows: int | None, pattern: str | None) -> None:
         self._max_rows, self._pattern = max_rows, pattern
         self._found, self._hang = Inputs(), HangText()
-        self._wholes: list[Path] = []
+        self._wholes: dict[Path, Format] = {}
         self._profiles: list[Timeline] = []
         self._notes: list[str] = []
         self.refused: dict[Path, str] = {}
@@ -112,15 +111,13 @@ class _Found:
         """Read a file. Raises InputError if it cannot be used."""
         kind, found = find_format(path), self._found
         if kind in ("paceenv trace", "straggler trace"):
-            self._wholes.append(path)  # read once it is known to be the only one
+            self._wholes[path] = kind  # read once it is known to be the only one
         elif kind == "flight recorder":
             dump = read_dump(path)
             found.dumps += (dump,)
             self._notes += dump.notes
         elif kind == "profile" and self._pattern is None:  # with a pattern the user knows that it is text
-            timeline, damage = import_kineto(path)
-            self._profiles.append(timeline)
-            self._notes += [damage] * bool(damage)
+            self._profiles.append(import_kineto(path))
         else:
             says_end = self._hang.read(path)
             tables = read_tables(path)
@@ -138,9 +135,9 @@ class _Found:
         """All of it. Raises InputError if nothing is usable."""
         found = self._found
         why: list[str] = []
-        for read in (self._whole_trace, self._merged):  # a whole trace goes before what profiles give
+        for files, read in ((self._wholes, self._whole_trace), (self._profiles, self._merged)):
             try:
-                found.trace = read() if found.trace is None else found.trace
+                found.trace = read() if files and found.trace is None else found.trace
             except InputError as error:
                 why.append(str(error))
         network = describe_network(self._hang.info)
@@ -163,29 +160,24 @@ class _Found:
         found.apart |= found.several_traces != ""
         return found
 
-    def _whole_trace(self) -> Trace | None:
-        if not self._wholes:
-            return None
+    def _whole_trace(self) -> Trace:
         if len(self._wholes) > 1:
-            named = ", ".join(map(str, self._wholes[:_NAMED]))
+            named = ", ".join(map(str, [*self._wholes][:_NAMED]))
             self._found.several_traces = f"{len(self._wholes)} whole traces ({named}, ...); allowed: one of them"
-        path = self._wholes[-1]
-        if find_format(path) == "straggler trace":
+        path, kind = [*self._wholes.items()][-1]
+        if kind == "straggler trace":
             return import_straggler(path)
         trace, note = read_capped(path, self._max_rows)
         self._notes += [note] * bool(note)
         return trace
 
-    def _merged(self) -> Trace | None:
+    def _merged(self) -> Trace:
         timelines = self._profiles
-        if not timelines:
-            return None
-        if len(timelines) > 1:
-            for timeline in timelines:
-                if UNKNOWN_RANK in timeline.about:
-                    raise InputError(str(timeline.about[UNKNOWN_RANK]))
+        if len(timelines) > 1 and (unknown := next((t for t in timelines if not t.is_rank_known), None)) is not None:
+            said = "neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
+            raise InputError(f"{unknown.path}: {said}")
         runs = split_runs(timelines)
-        chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
+        chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(*run)[1]))
         if len(runs) > 1:
             self._notes.append(f"{_different_runs(runs)}; {_run_name(chosen_run)} is looked at")
         timelines = _joined(chosen_run)
@@ -194,7 +186,7 @@ class _Found:
         for other in recordings:
             if other is not chosen:
                 self._notes.append(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
-        latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=lambda one: _span([one])[0])}
+        latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=_span)}
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
         self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
@@ -202,7 +194,7 @@ class _Found:
             said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
             self._notes.append(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
-        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", kineto.SOURCE)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job")
         self._notes += merged.notes
         self._found.activity = merged.activity
         return merged.trace
@@ -213,18 +205,18 @@ _EPOCH_S: Final = 1e9
 """Clocks that count from 1970 are above; others begin with the machine and tell nothing across hosts."""
 
 
-def _span(timelines: Sequence[Timeline]) -> tuple[float, float]:
+def _span(*timelines: Timeline) -> tuple[float, float]:
     steps = [step for t in timelines for step in t.steps]
-    return (min(s.start_s for s in steps), max(s.end_s for s in steps)) if steps else (0.0, 0.0)
+    return min(s.start_s for s in steps), max(s.end_s for s in steps)
 
 
 def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
     """Recordings of different runs apart: of other world sizes, or hours from each other on clocks from 1970."""
     runs: list[list[Timeline]] = []
-    for timeline in sorted(timelines, key=lambda one: _span([one])[0]):
-        size, (start_s, _) = timeline.about.get("world_size"), _span([timeline])
+    for timeline in sorted(timelines, key=_span):
+        size, (start_s, _) = timeline.about.get("world_size"), _span(timeline)
         for run in runs:
-            sizes, end_s = {t.about.get("world_size") for t in run} - {None, 0}, _span(run)[1]
+            sizes, end_s = {t.about.get("world_size") for t in run} - {None, 0}, _span(*run)[1]
             apart = start_s > _EPOCH_S and start_s - end_s > _HOURS_APART_S
             if not apart and (not size or not sizes or size in sizes):
                 run.append(timeline)
@@ -241,9 +233,9 @@ def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
     for run in runs:
         size = max((int(t.about.get("world_size", 0)) for t in run), default=0)
         steps = [step.end_s - step.start_s for t in run for step in t.steps]
-        step = f"{duration(float(np.median(steps)))} a step" if steps else "no step"
-        said.append(f"{_run_name(run)}{f' of {size} ranks' if size else ''}: {step}")
-    apart_s = _span(runs[-1])[0] - _span(runs[0])[1]
+        of = f" of {size} ranks" if size else ""
+        said.append(f"{_run_name(run)}{of}: {duration(float(np.median(steps)))} a step")
+    apart_s = _span(*runs[-1])[0] - _span(*runs[0])[1]
     when = f", {duration(apart_s)} apart" if apart_s > _HOURS_APART_S else ""
     return f"{len(runs)} different runs{when}, not one job ({'; '.join(said)})"
 
@@ -256,7 +248,7 @@ def _run_name(run: Sequence[Timeline]) -> str:
 def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Windows of a rank whose steps follow each other as one recording; all files as they are where some do not."""
     windows: dict[int, list[Timeline]] = defaultdict(list)
-    for timeline in sorted((t for t in timelines if t.steps), key=lambda one: _span([one])[0]):
+    for timeline in sorted(timelines, key=_span):
         windows[timeline.rank].append(timeline)
     pairs = [pair for of_rank in windows.values() for pair in pairwise(of_rank)]
     if not pairs or not all(a.steps[-1].iteration < b.steps[0].iteration for a, b in pairs):
@@ -310,34 +302,16 @@ BLOCKS: Final = 4
 
 
 def read_capped(path: Path, max_rows: int | None) -> tuple[Trace, str]:
-    """A trace, and a note on what was left out, or "".
+    """A trace, and a note on what was left out, or "": of more rows, blocks of steps at even distances.
 
     Raises InputError: the file is damaged or no such trace.
     """
-    if max_rows is not None:
-        with open_parquet(path) as file:
-            rows = file.metadata.num_rows
-        if rows > max_rows:
-            return _sample(path, rows, max_rows)
-    return read_trace(path), ""
-
-
-def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
-    """Blocks of steps at even distances, together at most ``max_rows`` rows."""
     with open_parquet(path) as file:
-        groups = (file.read_row_group(k, columns=["iteration"])["iteration"] for k in range(file.num_row_groups))
-        low_K, high_K = np.array([[edge(np.asarray(group)) for edge in (np.min, np.max)] for group in groups]).T
-    low, high = int(low_K.min()), int(high_K.max())
+        rows = file.metadata.num_rows
+        if max_rows is None or rows <= max_rows:
+            return read_trace(path), ""
+        low, high = pc.min_max(file.read(["iteration"])["iteration"]).as_py().values()
     kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
-    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
-    needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
-    batches = []
-    for batch in iter_batches(path, row_groups=np.flatnonzero(needed_K).tolist()):
-        iteration = np.asarray(batch.column("iteration"))
-        at = np.searchsorted(starts, iteration, side="right") - 1
-        keep = (at >= 0) & (iteration < starts[np.maximum(at, 0)] + kept)
-        if keep.any():
-            batches.append(batch.filter(pa.array(keep)))
-    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    note = f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {table.num_rows} rows"
-    return Trace(table, read_metadata(path)), note
+    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64).tolist()
+    trace = read_trace(path, [range(start, start + kept) for start in starts])
+    return trace, f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {trace.table.num_rows} rows"

@@ -8,8 +8,6 @@ has the same operations in the same order, on all ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -21,10 +19,12 @@ from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, name_ranks, steps_left_out
 from paceenv.importers.shared_collectives import (
     MOST_OFFSET,
+    Meetings,
     Steps,
     align_clocks,
     ends_apart,
     fill_sizes,
+    find_meetings,
     name_groups,
 )
 from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
@@ -64,7 +64,7 @@ class Merged(NamedTuple):
     activity: tuple[RankActivity, ...]
 
 
-def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
+def merge_ranks(timelines: list[Timeline], name: str) -> Merged:
     """One trace of all ranks, on the clock of the lowest rank.
 
     Raises InputError: a rank shares no steps or too few collectives with the others, or nothing is left.
@@ -72,18 +72,14 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     Args:
         timelines: at least one; one of a rank.
         name: of the job.
-        source: which program recorded them.
     """
     ordered, notes = _belong_together(sorted(timelines, key=lambda t: t.rank))
     shift_s, renumber = align_clocks(ordered)
-    steps_of = {
-        t.rank: {
-            step.iteration + renumber[t.rank]: step.shifted(shift_s[t.rank])
-            for step in t.steps
-            if step.iteration + renumber[t.rank] >= 0
-        }
-        for t in ordered
-    }
+    for t in ordered:
+        for step in t.steps:
+            step.iteration += renumber[t.rank]
+            step.shift(shift_s[t.rank])
+    steps_of = {t.rank: {step.iteration: step for step in t.steps if step.iteration >= 0} for t in ordered}
     notes += [
         f"{t.path}: its steps are numbered {renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
         for t in ordered
@@ -97,8 +93,10 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if left_out := len(recorded) - len(common):
         lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
         notes.append(steps_left_out(left_out, len(recorded), -rank, lacks))
-    steps_of = fill_sizes(name_groups(steps_of, common, _world_size(timelines)))
-    error_s, shared = ends_apart(steps_of)
+    name_groups(steps_of, common, _world_size(timelines))
+    met = find_meetings(steps_of)
+    fill_sizes(met)
+    error_s, shared = ends_apart(met)
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
     if error_s > _TOO_FAR * step_s:
         raise InputError(
@@ -106,11 +104,12 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
             f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
             "complete files of the same steps of one job"
         )
-    kept, dropped = _whole(steps_of, common)
+    kept, dropped = _whole(steps_of, met, common)
     notes += dropped
     if not kept:
         raise InputError(f"{name}: {len(common)} steps that all ranks have, none of them whole; {dropped[0]}")
-    columns = _columns(_released(steps_of, kept), kept)
+    _release(steps_of, met, kept)
+    columns = _columns(steps_of, kept)
     if not columns:
         raise InputError(f"{name}: steps without any operation")
     origin_s = float(columns["start_s"].min())
@@ -123,13 +122,11 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         notes.append(f"{said}the ends of {shared} collectives{agree}")
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
     job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s, "steps_left_out": left_out}
-    trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, source), name)
-    activity = tuple(
-        replace(step.shifted(-origin_s), iteration=i)
-        for steps in steps_of.values()
-        for i in kept
-        if isinstance(step := steps[i], RankActivity)
-    )
+    trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, "PyTorch profiler"), name)
+    steps = (steps[i] for steps in steps_of.values() for i in kept)
+    activity = tuple(step for step in steps if isinstance(step, RankActivity))
+    for step in activity:
+        step.shift(-origin_s)
     return Merged(trace, tuple(notes), activity)
 
 
@@ -138,12 +135,6 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
 
     Ranks that only count otherwise are kept where that may be: their clocks will tell.
     """
-    empty = [t for t in timelines if not t.steps]
-    if len(empty) == len(timelines):
-        raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
-    if empty:
-        rest, notes = _belong_together([t for t in timelines if t.steps])
-        return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
     having = Counter(step.iteration for t in timelines for step in t.steps)
     usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
     near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
@@ -176,28 +167,26 @@ def _missing(timelines: list[Timeline]) -> list[str]:
 
 def signature(step: Step) -> Signature:
     """What a step's collectives are, in the order of their begin."""
-    return tuple((c.op, c.group, c.bytes) for c in step.in_order)
+    return tuple((c.op, c.group, c.bytes) for c in step.collectives)
 
 
-def _whole(steps_of: Steps, common: list[int]) -> tuple[list[int], list[str]]:
+def _whole(steps_of: Steps, met: Meetings, common: list[int]) -> tuple[list[int], list[str]]:
     """Steps that are whole, and lines on the others.
 
     A step is not whole if members of one group have not as many collectives of a kind in it; and the first or the last
     is not if it looks like the end or the begin of another one and its own kind occurs nowhere else.
     """
-    of_all = ((i, rank, c) for rank, steps in steps_of.items() for i in common for c in steps[i].collectives)
-    counts = Counter((i, rank, c.op, c.group) for i, rank, c in of_all if c.group)
-    groups: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for _, rank, op, group in counts:
-        groups[op, group].add(rank)
-    uneven = [
-        i for i in common if any(len({counts[i, rank, *key] for rank in ranks}) > 1 for key, ranks in groups.items())
-    ]
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    steps = set(common)
+    named = {place: of_rank for place, of_rank in met.items() if place[1] and place[0] in steps}
+    for (_, group, op, _), of_rank in named.items():
+        members[group, op] |= of_rank.keys()
+    uneven = sorted({i for (i, group, op, _), of_rank in named.items() if len(of_rank) < len(members[group, op])})
     notes = []
     if uneven:
         more = f" and {len(uneven) - _NAMED} more" if len(uneven) > _NAMED else ""
-        named = f"step{'s' * (len(uneven) > 1)} {', '.join(map(str, uneven[:_NAMED]))}{more}"
-        notes.append(f"{named} left out: not all ranks have the same collectives in them")
+        listed = f"step{'s' * (len(uneven) > 1)} {', '.join(map(str, uneven[:_NAMED]))}{more}"
+        notes.append(f"{listed} left out: not all ranks have the same collectives in them")
     kept = [i for i in common if i not in set(uneven)]
     kinds = {i: tuple(signature(steps[i]) for steps in steps_of.values()) for i in kept}
     for place, edge in ((0, "first"), (-1, "last")):
@@ -216,36 +205,29 @@ def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool
     return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
 
 
-def _released(steps_of: Steps, kept: list[int]) -> dict[int, dict[int, Step]]:
-    """The steps, without what a backend's thread marks of a collective after those who waited for it have gone on.
+def _release(steps_of: Steps, met: Meetings, kept: list[int]) -> None:
+    """Take off what a backend's thread marks of a collective after those who waited for it have gone on.
 
     A rank waited for it that was idle when its last member came, and for most of the time from then on. A device's
     collectives end when they end.
     """
-    last_s: dict[tuple[int, tuple[str, str, int]], float] = {}
-    for steps in steps_of.values():
-        for i in kept:
-            last_s |= {(i, key): max(c.start_s, last_s.get((i, key), c.start_s)) for key, c in steps[i].placed()}
-    ended_s: dict[tuple[int, tuple[str, str, int]], float] = {}
-    for i, step in ((i, steps[i]) for steps in steps_of.values() for i in kept):
-        start_s, end_s = _idle(step)
-        for key, c in step.placed():
-            gap = int(np.searchsorted(start_s, last_s[i, key])) - 1
-            if isinstance(step, RankActivity) or not c.group or gap < 0 or not last_s[i, key] < end_s[gap] < c.end_s:
-                continue
-            if end_s[gap] - start_s[gap] > 0.5 * (c.end_s - start_s[gap]):
-                ended_s[i, key] = min(end_s[gap], ended_s.get((i, key), np.inf))
-    released: dict[int, dict[int, Step]] = {}
-    for rank, steps in steps_of.items():
-        released[rank] = {}
-        for i in kept:
-            late_s = _WOKEN * (steps[i].end_s - steps[i].start_s)  # less is usual
-            collectives = []
-            for key, c in steps[i].placed():
-                until_s = max(ended_s.get((i, key), np.inf), c.start_s)
-                collectives.append(replace(c, end_s=until_s) if c.end_s > until_s + late_s else c)
-            released[rank][i] = replace(steps[i], collectives=tuple(collectives))
-    return released
+    of_hosts = [(r, i) for r, steps in steps_of.items() for i in kept if not isinstance(steps[i], RankActivity)]
+    idle_of = {(rank, i): _idle(steps_of[rank][i]) for rank, i in of_hosts}
+    for (i, group, *_), of_rank in met.items():
+        last_s = max(c.start_s for c in of_rank.values())
+        seen = [(c, idle_of[rank, i]) for rank, c in of_rank.items() if group and (rank, i) in idle_of]
+        until_s = np.inf
+        for c, (start_s, end_s) in seen:
+            gap = int(np.searchsorted(start_s, last_s)) - 1
+            if (
+                gap >= 0
+                and last_s < end_s[gap] < c.end_s
+                and 2.0 * (end_s[gap] - start_s[gap]) > c.end_s - start_s[gap]
+            ):
+                until_s = min(until_s, end_s[gap])
+        for rank, c in of_rank.items():
+            step, ends_s = steps_of[rank][i], max(until_s, c.start_s)
+            c.end_s = ends_s if c.end_s > ends_s + _WOKEN * (step.end_s - step.start_s) else c.end_s  # less is usual
 
 
 def _idle(step: Step) -> tuple[Array, Array]:
@@ -256,58 +238,51 @@ def _idle(step: Step) -> tuple[Array, Array]:
 
 def _columns(steps_of: Steps, kept: list[int]) -> dict[str, NDArray[Any]]:
     """All rows of the trace. Pieces of compute that are empty in all steps of a kind are left out of all of them."""
-    pieces_of = {(rank, i): _pieces(steps[i]) for rank, steps in steps_of.items() for i in kept}
-    of_kind: dict[Signature, list[tuple[int, int]]] = defaultdict(list)
-    for rank, i in pieces_of:
-        of_kind[signature(steps_of[rank][i])].append((rank, i))
-    wanted_of = {kind: _alike(steps_of, pieces_of, cells) for kind, cells in of_kind.items()}
+    cells = [(rank, i, steps[i]) for rank, steps in steps_of.items() for i in kept]
+    of_kind: dict[Signature, list[Step]] = defaultdict(list)
+    for _, _, step in cells:
+        of_kind[signature(step)].append(step)
+    pieces_of = {kind: iter(_alike(steps)) for kind, steps in of_kind.items()}
     groups: dict[str, int] = {}
     all_rows: list[tuple[Any, ...]] = []
-    for (rank, i), pieces in pieces_of.items():
-        step = steps_of[rank][i]
-        wanted = wanted_of[signature(step)]
-        rows, ordered = list[tuple[str, int, float, float, int, int]](), step.in_order
-        for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
+    for rank, i, step in cells:
+        rows = list[tuple[str, int, float, float, int, int]]()
+        for k, piece in enumerate(next(pieces_of[signature(step)])):
             if k % 2:
-                c = ordered[k // 2]
+                c = step.collectives[k // 2]
                 group = groups.setdefault(c.group, len(groups)) if c.group else -1
                 rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
-            if is_wanted:
-                rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
+            if piece:
+                rows.append((COMPUTE_OPS[0], -1, piece[0], piece[1], 0, -1))
         all_rows += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
     names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes", "peer")
     return dict(zip(names, map(np.array, zip(*all_rows, strict=True)), strict=False))  # nothing of no rows
 
 
-def _alike(
-    steps_of: dict[int, dict[int, Step]], pieces_of: Mapping[tuple[int, int], Array], cells: list[tuple[int, int]]
-) -> NDArray[np.bool_]:
-    """Which pieces steps of one kind have; one that most ranks begin after a wait begins on no rank before its end.
+def _alike(steps: list[Step]) -> list[list[list[float]]]:
+    """The pieces of steps of one kind, C; what most ranks begin after a wait begins on no rank before its end.
 
-    Who comes last does not wait, and yet goes on with the same work as the others once the collective has ended.
+    Who comes last does not wait, and yet goes on with the same work as the others once the collective has ended. A
+    piece that is empty in all of them is no piece, [].
     """
-    pieces_CP2 = np.stack([pieces_of[cell] for cell in cells])
-    waits_CK = pieces_CP2[:, 2::2, 0] > pieces_CP2[:, 1::2, 1]
-    end_CK = np.array([[c.end_s for c in steps_of[rank][i].in_order] for rank, i in cells]).reshape(waits_CK.shape)
+    pieces_CP2 = np.stack([_pieces(step) for step in steps])
+    before_CK2, after_CK2 = pieces_CP2[:, 1::2], pieces_CP2[:, 2::2]
+    waits_CK = after_CK2[..., 0] > before_CK2[..., 1]
+    end_CK = np.array([[c.end_s for c in step.collectives] for step in steps]).reshape(waits_CK.shape)
     # where many go on to the next collective while this one runs, its end is no wait for whoever came last
-    runs_on_K = (~waits_CK & (end_CK > pieces_CP2[:, 2::2, 1])).mean(axis=0) >= _WAITED
-    for at, k in np.argwhere(waits_CK & runs_on_K & (end_CK <= pieces_CP2[:, 2::2, 0])).tolist():
-        pieces = pieces_of[cells[at]]
-        pieces[2 * k + 1, 1] = pieces[2 * k + 2, 0] = pieces[2 * k + 2, 1]
-        waits_CK[at, k] = False
-    common_K = waits_CK.mean(axis=0) >= _WAITED
-    for cell, waits_K in zip(cells, waits_CK, strict=True):
-        pieces, ordered = pieces_of[cell], steps_of[cell[0]][cell[1]].in_order
-        for k in np.flatnonzero(common_K & ~waits_K).tolist():
-            pieces[2 * k + 1, 1] = pieces[2 * k + 2, 0] = min(ordered[k].end_s, pieces[2 * k + 1, 1])
-    step_s_C = np.array([max(steps_of[rank][i].end_s - steps_of[rank][i].start_s, 1e-12) for rank, i in cells])
-    length_CP = np.stack([np.diff(pieces_of[cell])[:, 0] for cell in cells])
-    return np.asarray((length_CP / step_s_C[:, None]).max(axis=0) > _EMPTY)
+    runs_on_K = (~waits_CK & (end_CK > after_CK2[..., 1])).mean(axis=0) >= _WAITED
+    none_CK = waits_CK & runs_on_K & (end_CK <= after_CK2[..., 0])
+    before_CK2[none_CK, 1] = after_CK2[none_CK, 0] = after_CK2[none_CK, 1]
+    last_CK = ((waits_CK & ~none_CK).mean(axis=0) >= _WAITED) & ~(waits_CK & ~none_CK)
+    before_CK2[last_CK, 1] = after_CK2[last_CK, 0] = np.minimum(end_CK, before_CK2[..., 1])[last_CK]
+    step_s_C = np.array([max(step.end_s - step.start_s, 1e-12) for step in steps])
+    wanted_P = (np.diff(pieces_CP2)[..., 0] / step_s_C[:, None]).max(axis=0) > _EMPTY
+    return [[piece if wanted_P[k] else [] for k, piece in enumerate(pieces)] for pieces in pieces_CP2.tolist()]
 
 
 def _pieces(step: Step) -> Array:
     """A rank's compute, ``(1 + 2 collectives, 2)``, s: before the first collective, and twice after each begin."""
-    collectives = step.in_order
+    collectives = step.collectives
     waits = _idle(step)
     edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)
     least_s = _MIN_WAIT * (step.end_s - step.start_s)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,6 +50,8 @@ _Kind = tuple[str, str]
 """Group and operation."""
 _Place = tuple[int, str, str, int]
 """Step, group, operation, and place among its like in the step."""
+Meetings = dict[_Place, dict[int, Collective]]
+"""All collectives of all ranks: where each stands, the same one of each rank."""
 
 
 def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int, int]]:
@@ -128,41 +129,48 @@ def _apart(mine: dict[_Place, float], other: dict[_Place, float]) -> tuple[float
     return float(np.median(np.abs(differences - middle))), 0.0 if abs(middle) <= range_s else middle
 
 
-def ends_apart(steps_of: Steps) -> tuple[float, int]:
-    """How far ends of shared collectives lie from their middle, s, in nine of ten; and how many collectives are."""
-    of: dict[_Place, list[float]] = defaultdict(list)
-    for steps in steps_of.values():
+def find_meetings(steps_of: Steps) -> Meetings:
+    """The same collectives of all ranks beside each other."""
+    met: Meetings = defaultdict(dict)
+    for rank, steps in steps_of.items():
         for i, step in steps.items():
             for key, c in step.placed():
-                if c.group:
-                    of[i, *key].append(c.end_s)
-    apart = [max(abs(np.array(e) - np.median(e))) for e in of.values() if len(e) > 1]
+                met[i, *key][rank] = c
+    return met
+
+
+def ends_apart(met: Meetings) -> tuple[float, int]:
+    """How far ends of shared collectives lie from their middle, s, in nine of ten; and how many collectives are."""
+    ends = [[c.end_s for c in of.values()] for (_, group, *_), of in met.items() if group and len(of) > 1]
+    apart = [max(abs(np.array(end_s) - np.median(end_s))) for end_s in ends]
     return (float(np.quantile(apart, 0.9)) if apart else 0.0), len(apart)
 
 
-def name_groups(steps_of: Steps, common: list[int], world_size: int) -> Steps:
-    """The same steps, on one clock, with a name for each group whose members end together, and none for others.
+def name_groups(steps_of: Steps, common: list[int], world_size: int) -> None:
+    """Give each group a name whose members end together, on one clock, and none to others.
 
     All collectives of a job of two ranks are of both.
     """
     met: dict[_Kind, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, steps in steps_of.items():
         for i in common:
-            for c in steps[i].in_order:
+            for c in steps[i].collectives:
                 if c.group.startswith(UNNAMED_GROUP):
                     met[c.group, c.op][rank].append(c)
     if not met:
-        return steps_of
-    names: dict[int, dict[_Kind, str]] = {rank: {} for rank in steps_of}
+        return
+    names: dict[tuple[int, str, str], str] = {}
     for key, of_rank in met.items():
         clusters = _clusters(of_rank, all_meet=len(steps_of) == world_size == 2)
         for number, members in enumerate(clusters):
             is_group = len(members) > 1
             if key[1] == SEND_RECV:
                 is_group &= len(clusters) == 1 or min(map(len, clusters)) >= _MORE_THAN_A_PAIR
-            for rank in members:
-                names[rank][key] = f"{key[0]}/{number}" if is_group else ""
-    return {rank: {i: _renamed(step, names[rank]) for i, step in steps.items()} for rank, steps in steps_of.items()}
+            names |= {(rank, *key): f"{key[0]}/{number}" for rank in members if is_group}
+    for rank, c in ((rank, c) for rank, steps in steps_of.items() for step in steps.values() for c in step.collectives):
+        if c.group.startswith(UNNAMED_GROUP):
+            c.group = names.get((rank, c.group, c.op), "")
+            c.op = "all_to_all" if c.op == SEND_RECV and c.group else c.op
 
 
 def _clusters(of_rank: Mapping[int, list[Collective]], *, all_meet: bool) -> list[list[int]]:
@@ -186,29 +194,13 @@ def _end_together(mine: list[Collective], other: list[Collective]) -> bool:
     return bool(apart_s <= max(_LETTING_GO_S, share * least_s))
 
 
-def _renamed(step: Step, names: Mapping[_Kind, str]) -> Step:
-    renamed = []
-    for c in step.collectives:
-        group = names.get((c.group, c.op), "" if c.group.startswith(UNNAMED_GROUP) else c.group)
-        is_all_to_all = c.op == SEND_RECV and group and group != c.group
-        renamed.append(replace(c, op="all_to_all" if is_all_to_all else c.op, group=group))
-    return replace(step, collectives=tuple(renamed))
-
-
-def fill_sizes(steps_of: Steps) -> Steps:
-    """The same steps with the sizes that other ranks say of the same collective, or else all other steps."""
-    said: dict[tuple[int, str, str, int], set[int]] = defaultdict(set)
-    for steps in steps_of.values():
-        for i, step in steps.items():
-            for key, c in step.placed():
-                for at in (i, -1):
-                    said[at, *key] |= {c.bytes} if c.bytes and c.group else set()
-    filled_steps: Steps = defaultdict(dict)
-    for rank, steps in steps_of.items():
-        for i, step in steps.items():
-            filled = []
-            for key, c in step.placed():
-                sizes = said[i, *key] or said[-1, *key]
-                filled.append(replace(c, bytes=min(sizes)) if not c.bytes and len(sizes) == 1 else c)
-            filled_steps[rank][i] = replace(step, collectives=tuple(filled))
-    return filled_steps
+def fill_sizes(met: Meetings) -> None:
+    """Take the size that nobody says of a collective from other ranks, or else from all other steps."""
+    said: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for place, of_rank in met.items():
+        for key in (place, place[1:]) if place[1] else ():
+            said[key] |= {c.bytes for c in of_rank.values() if c.bytes}
+    for place, of_rank in met.items():
+        sizes = said[place] or said[place[1:]]
+        for c in of_rank.values():
+            c.bytes = min(sizes) if not c.bytes and len(sizes) == 1 else c.bytes

@@ -82,12 +82,14 @@ def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:
     head = head_of(path)
     if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
         raise InputError(f"{path}: no text; {ALLOWED}")
-    if pattern is None and (table := _whole_table(path, head)) is not None:
-        return table
     lines = _Lines(None if pattern is None else compile_pattern(pattern))
-    for line in read_lines(path):
+    source, rows = _rows_of(path, head) if pattern is None else ("", ())
+    for row in rows:
+        if isinstance(row, dict):
+            lines.add_row(row, source)
+    for line in read_lines(path) if not source else ():
         lines.add(line)
-    return lines.log(path)
+    return lines.log(path, is_table=source != "")
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
@@ -114,28 +116,15 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _whole_table(path: Path, head: bytes) -> StepLog | None:
-    """A CSV, or the state of Hugging Face's Trainer; None if the file is neither."""
-    text, lines = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), _Lines(None)
+def _rows_of(path: Path, head: bytes) -> tuple[str, Iterable[Any]]:
+    """The rows of a CSV, or of the state of Hugging Face's Trainer, and which of them it is; "" if it is neither."""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if text.startswith("{") and '"log_history"' in text:
         state = _json_row(content_of(path, MAX_JSON)[0].decode("utf-8-sig", "replace")) or {}
-        source, kind, rows = "trainer_state.json", "entries", state.get("log_history")
-    elif _is_csv(text.partition("\n")[0]):
-        source, kind, rows = "CSV", "a column", _csv_rows(line.text for line in read_lines(path))
-    else:
-        return None
-    for row in rows if isinstance(rows, list | Iterator) else ():
-        if isinstance(row, dict):
-            lines.add_row(row, source)
-    try:
-        return lines.log(path)
-    except InputError as error:
-        if "--pattern" not in str(error):
-            raise
-        raise InputError(
-            f"{path}: {source} without times of steps; allowed: {kind} such as step_time, or the program's console log "
-            "with its progress bar or time stamps"
-        ) from None
+        return "trainer_state.json", history if isinstance(history := state.get("log_history"), list) else ()
+    if _is_csv(text.partition("\n")[0]):
+        return "CSV", _csv_rows(line.text for line in read_lines(path))
+    return "", ()
 
 
 def _is_csv(head: str) -> bool:
@@ -313,63 +302,52 @@ class _Lines:
             column.total = max(column.total, line.total)
             column.add(line.step, value, line.stamp, line=self._number, epoch=line.epoch)
 
-    def log(self, path: Path) -> StepLog:
-        """The log from what is trusted most and has enough values."""
+    def log(self, path: Path, *, is_table: bool) -> StepLog:
+        """The log from what is trusted most and has step times; of its writers that with the most values is shown."""
         problems: list[str] = []
-        for trust, name in sorted(self._columns):
+        for trust, source in sorted(self._columns):
             least = MIN_STAMPS if trust == TRUST_STAMPS else MIN_VALUES
             by_rank: dict[int | None, dict[str, Column]] = defaultdict(dict)
-            for (rank, total), column in self._columns[trust, name].items():
+            for (rank, total), column in self._columns[trust, source].items():
                 if len(column) >= least:
                     by_rank[rank][total] = column
-            if name == BAR:
-                by_rank = {rank: steps for rank, bars in by_rank.items() if (steps := bars_of_steps(bars))}
-            if not by_rank:
-                continue
-            try:
-                return self._to_log(path, name, by_rank)
-            except InputError as error:
-                problems.append(str(error))
+            logs = [log for rank in by_rank for log in self._logs(path, source, rank, by_rank[rank], problems)]
+            if logs:
+                first, *others = sorted(logs, key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
+                more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
+                return replace(first, others=tuple(others), notes=first.notes + more * bool(others))
         if problems:
             raise InputError(problems[0])
         seen = max((len(c) for columns in self._columns.values() for c in columns.values()), default=0)
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
-        what = f"too few step times in it{few}" if seen else "unknown format"
+        what = f"too few step times in it{few}" if seen or is_table else "unknown format"
         raise InputError(f"{path}: {what}; {ALLOWED}")
 
-    def _to_log(self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]]) -> StepLog:
-        """Step times of every writer; that with the most values is shown, the others stand beside it.
+    def _logs(
+        self, path: Path, source: str, rank: int | None, columns: Mapping[str, Column], problems: list[str]
+    ) -> Iterator[StepLog]:
+        """A writer's step times, or nothing: of its columns, the lengths of its bars, those of the first that has some.
 
-        Of a writer's columns, the lengths of its progress bars, the first one counts that has step times.
+        Why the others have none is added to ``problems``.
         """
-        logs, problem = [], ""
+        columns = bars_of_steps(columns) if source == BAR else columns
         batch = float(self.settings.get("train batch size") or self.settings.get("global batch size") or 0.0)
-        for rank, columns in by_rank.items():
-            for total, column in columns.items():
-                try:
-                    log, line_V = convert(column, path, source, batch)
-                except InputError as error:
-                    problem = problem or str(error)
-                    continue
-                said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
+        for total, column in columns.items():
+            try:
+                log, line_V = convert(column, path, source, batch)
                 parts = _phases_of(line_V, self._phases.get(rank) or {}) if log.of == "step" else {}
                 longest_s = max((float(np.nanmedian(part_V)) for part_V in parts.values()), default=0.0)
                 if longest_s > _WHOLE * float(np.median(log.step_s_V)) and self._pattern is None:
-                    problem = (
-                        f"{path}: lines of {source} are of a part of a step; allowed: --pattern with the whole step"
-                    )
-                    continue
-                logs.append(replace(log, rank=rank, notes=(*said, *log.notes), phases=parts))
-                break
-        if not logs:
-            raise InputError(problem)
-        logs.sort(key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
-        first = logs[0]
-        more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
-        said = first.notes + more * (len(logs) > 1)
-        return replace(first, others=tuple(logs[1:]), notes=said)
+                    allowed = "allowed: --pattern with the whole step"
+                    raise InputError(f"{path}: lines of {source} are of a part of a step; {allowed}")
+            except InputError as error:
+                problems.append(str(error))
+                continue
+            said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
+            yield replace(log, rank=rank, notes=(*said, *log.notes), phases=parts)
+            return
 
 
 def _as_clock(reading: Number) -> Number:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,18 @@ UNNAMED_GROUP: Final = "?"
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Collective:
     """One collective as one rank saw it; ``group`` is whatever names its process group, "" where it has none.
 
     ``bytes`` is the whole payload, as nccl-tests counts it: what an all-gather gives each rank, what a reduce-scatter
     takes from each, else a rank's input; 0 where it is unknown. ``peer`` is the rank at the other end of a send or
     receive, -1 where it is unknown.
+
+    Of a device, too: ``launched_s`` (not a number where unknown) is on the host's side of the same clock. Since the
+    begin of the collective before (or of the profile): ``compute_s`` of kernels, ``copy_s`` of copies only,
+    ``host_wait_s`` that the device idled because its next operation had not been launched; and on the host, since the
+    launch of the collective before, ``host_s`` by what it was in.
     """
 
     op: str
@@ -35,51 +40,52 @@ class Collective:
     end_s: float
     bytes: int
     peer: int = -1
+    launched_s: float = np.nan
+    compute_s: float = 0.0
+    copy_s: float = 0.0
+    host_wait_s: float = 0.0
+    host_s: Mapping[str, float] = field(default_factory=dict)
 
-    def shifted(self, add_s: float) -> Self:
-        """The same on a clock that is ahead by ``add_s``."""
-        return replace(self, start_s=self.start_s + add_s, end_s=self.end_s + add_s)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Step:
-    """One step of a rank: its number, when it began and ended on the rank's clock, and what happened in it."""
+    """One step of a rank: its number, when it began and ended on the rank's clock, and what happened in it.
+
+    Its collectives are in the order of their begin.
+    """
 
     iteration: int
     start_s: float
     end_s: float
-    collectives: tuple[Collective, ...]
+    collectives: list[Collective]
     busy_start_s: Array
     busy_end_s: Array
 
-    @property
-    def in_order(self) -> list[Collective]:
-        """Its collectives in the order of their begin."""
-        return sorted(self.collectives, key=lambda c: (c.start_s, c.end_s))
-
     def placed(self) -> Iterator[tuple[tuple[str, str, int], Collective]]:
-        """The same, each with its group, operation, and place among its like."""
+        """Its collectives, each with its group, operation, and place among its like."""
         seen: Counter[tuple[str, str]] = Counter()
-        for c in self.in_order:
+        for c in self.collectives:
             yield (c.group, c.op, seen[c.group, c.op]), c
             seen[c.group, c.op] += 1
 
-    def shifted(self, add_s: float) -> Self:
-        """The step on a clock that is ahead by ``add_s``."""
-        collectives = tuple(c.shifted(add_s) for c in self.collectives)
-        moved = replace(self, start_s=self.start_s + add_s, end_s=self.end_s + add_s, collectives=collectives)
-        return replace(moved, busy_start_s=self.busy_start_s + add_s, busy_end_s=self.busy_end_s + add_s)
+    def shift(self, add_s: float) -> None:
+        """Put it on a clock that is ahead by ``add_s``."""
+        self.start_s, self.end_s = self.start_s + add_s, self.end_s + add_s
+        self.busy_start_s, self.busy_end_s = self.busy_start_s + add_s, self.busy_end_s + add_s
+        for c in self.collectives:
+            c.start_s, c.end_s, c.launched_s = c.start_s + add_s, c.end_s + add_s, c.launched_s + add_s
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One rank. ``about`` goes to the rank's metadata; ``notes`` are lines for the user."""
+    """One rank, 0 where it is not known. ``about`` goes to its metadata; ``notes`` are lines for the user."""
 
     rank: int
     path: Path
     steps: tuple[Step, ...]
     about: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_rank_known: bool = True
 
 
 def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
@@ -112,35 +118,10 @@ OUTSIDE = "no recorded operation"
 """What a host does where none of its launching threads is inside a recorded range: Python, or nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectiveActivity(Collective):
-    """One collective as a device ran it, and what the rank did since it had begun the collective before.
-
-    ``launched_s`` (not a number where unknown) is on the host's side of the same clock. Since the begin of the
-    collective before (or of the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the
-    device idled because its next operation had not been launched; and on the host, since the launch of the collective
-    before, ``host_s`` by what it was in.
-    """
-
-    launched_s: float
-    compute_s: float
-    copy_s: float
-    host_wait_s: float
-    host_s: Mapping[str, float]
-
-    def shifted(self, add_s: float) -> Self:
-        """The same on a clock that is ahead by ``add_s``."""
-        return replace(super().shifted(add_s), launched_s=self.launched_s + add_s)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RankActivity(Step):
-    """A step of a rank with a device; all times s. Kernels come before copies, these before collectives, then waiting.
+    """A step of a device; all times s. Kernels come before copies, these before collectives, then waiting."""
 
-    Its collectives are in the order of their begin.
-    """
-
-    collectives: tuple[CollectiveActivity, ...]
     rank: int
     compute_s: float
     to_device_s: float  # only copies from the host to the device ran

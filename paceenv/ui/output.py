@@ -19,7 +19,7 @@ from rich.table import Table
 
 from paceenv.core.files import atomic_write
 from paceenv.core.plain import plain
-from paceenv.core.wording import hours
+from paceenv.core.wording import duration
 
 _LONGEST_NUMBER = 40
 """Characters, with its interval and unit."""
@@ -158,5 +158,5 @@ def progress_line(description: str, reached: float, total: float | None, took_s:
     so_far = f"{minutes} min {rest} s so far" if minutes else f"{rest} s so far"
     if not 0.0 < share <= 1.0:
         return f"{description}: {so_far}"
-    left = f", about {hours(took_s / share - took_s)} left" if share < 1.0 else ""
+    left = f", about {duration(max(round(took_s / share - took_s), 1))} left" if share < 1.0 else ""
     return f"{description}: {100.0 * share:.0f} %, {so_far}{left}"

@@ -16,7 +16,7 @@ themselves (``sequential_test``), so the count is an estimate: it supposes noise
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
 steps of a garbage collector or of a checkpoint are not a late rank; they are told as late once.
 
-Suffixes: T steps, R ranks, J weights, H remembered steps. Memory and time of a step are O(R).
+Suffixes: T steps, R ranks, J weights. The time of a step is O(R).
 """
 
 from __future__ import annotations
@@ -75,15 +75,14 @@ MAX_S: Final = 1e12
 class LateSpan:
     """A rank's lateness from one iteration to another.
 
-    ``rank`` is the column of the table, ``last`` None while it lasts, ``named`` the iteration that settled it,
-    ``steps`` how many that took since ``first``. ``late_s`` is per step, ``error_s`` its standard error.
+    ``rank`` is the column of the table, ``last`` None while it lasts, ``named`` the iteration that settled it.
+    ``late_s`` is per step, ``error_s`` its standard error.
     """
 
     rank: int
     first: int
     last: int | None
     named: int
-    steps: int
     late_s: float
     error_s: float
 
@@ -145,17 +144,12 @@ def find_late_ranks(
     late_TR = np.full(table_TR.shape, math.nan)
     for places in groups:
         late_TR[:, places] = lateness_of(table_TR[:, places])
-    step_s_T, weight_T = (np.broadcast_to(np.asarray(of, np.float64), len(table_TR)) for of in (step_s, steps_T))
-    used = np.flatnonzero(~np.isnan(table_TR).all(axis=1)).tolist()
-    typical, begin = (float(np.median(weight_T[used])), int(iterations[used[0]])) if used else (1.0, 0)
-    per_alarm = max(STEPS_PER_FALSE_ALARM * len(used) / max(sum(weight_T[used].tolist()), 1.0), 1.0)
-    watch = _Watch(groups, table_TR.shape[1], math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm), begin)
-    named = list[LateSpan]()
-    for t in used:
-        steps = float(weight_T[t])
-        row = _Row(late_TR[t], int(iterations[t]), steps, math.sqrt(typical / steps))
-        named += [replace(span) for span in watch.add(row, float(step_s_T[t]))]
-    return watch.findings(tuple(named), int(iterations[-1]) if len(iterations) else 0)
+    step_s_T, steps_T = (np.broadcast_to(np.asarray(of, np.float64), len(table_TR)) for of in (step_s, steps_T))
+    used = np.flatnonzero(~np.isnan(table_TR).all(axis=1))
+    per_alarm = max(STEPS_PER_FALSE_ALARM * len(used) / max(sum(steps_T[used].tolist()), 1.0), 1.0)
+    threshold = math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm)
+    watch = _Watch(late_TR[used], step_s_T[used], iterations[used], steps_T[used], groups, threshold)
+    return watch.findings(int(iterations[-1]) if len(iterations) else 0)
 
 
 def lateness_of(own_s: Times) -> Times:
@@ -177,60 +171,52 @@ def lateness_of(own_s: Times) -> Times:
     return np.where(known < 2, math.nan, own_s - np.where(known % 2 == 0, of_even, of_odd))
 
 
-class _Row(NamedTuple):
-    """How late each rank was, the mean of so many ``steps``; their noise is ``spread`` times that of a typical row."""
-
-    late_s_R: Times
-    iteration: int
-    steps: float
-    spread: float
-
-
 class _Watch:
-    """Takes in one step after the other; says at any moment which ranks are late."""
+    """Goes through the steps, one after the other, with what is known of the ranks up to each of them.
 
-    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, threshold: float, begin: int) -> None:
-        self._alike, self._ranks, self._threshold, self._begin = alike, ranks, threshold, begin
+    A row is how much later each rank was than its like, the mean of ``steps_T`` steps; its noise is ``spread_T`` times
+    that of a typical row.
+    """
+
+    def __init__(
+        self,
+        late_s_TR: Times,
+        step_s_T: Times,
+        iteration_T: NDArray[np.int64],
+        steps_T: Times,
+        alike: Sequence[NDArray[np.int64]],
+        threshold: float,
+    ) -> None:
+        count, ranks = late_s_TR.shape
+        self._late_s_TR, self._iteration_T, self._steps_T = late_s_TR, iteration_T, steps_T
+        self._spread_T = np.sqrt(np.median(steps_T) / steps_T) if count else steps_T
+        self._alike, self._ranks, self._threshold = alike, ranks, threshold
+        self._begin = self._end = int(iteration_T[0]) if count else 0
         self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
-        self._noise: UsualNoise | None = None
-        self._waiting: list[_Row] = []
-        self._end = -1
-        self._steps, self._known_R = 0, np.zeros(ranks)
+        self._noise = UsualNoise(late_s_TR[:FIRST_STEPS], steps_T[:FIRST_STEPS], self._spread_T[:FIRST_STEPS])
         self._step_s = self._lost_s = 0.0
-        self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
-        self._row_H2 = np.ones((KEPT_STEPS, 2))
-        self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
+        self._off_TR, self._off_steps_R = np.zeros((count, ranks), np.bool_), np.zeros(ranks)
         self._judged, self._learned = 0, FIRST_STEPS
         self._usual_s_R = np.zeros(ranks)
         self._late_R = np.zeros(ranks, np.bool_)
         self._level_s_R, self._level_steps_R = np.zeros(ranks), np.zeros(ranks)
-        self._calm_since_R = np.full(ranks, begin, np.int64)
+        self._calm_since_R = np.full(ranks, self._begin, np.int64)
         self._calm_steps_R, self._calm_sum_R = np.zeros(ranks), np.zeros(ranks)
         self._settled_R = np.zeros(ranks, np.int64)
         self._open: dict[int, LateSpan] = {}
         self._closed: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
         self._single: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
+        self._named: list[LateSpan] = []
+        for t in range(min(count, FIRST_STEPS)):
+            self._account(t, float(step_s_T[t]))
+        for t in range(count) if count >= FIRST_STEPS else ():
+            if t >= FIRST_STEPS:
+                self._account(t, float(step_s_T[t]))
+            self._end = int(iteration_T[max(t, FIRST_STEPS - 1)])  # no rank is named before there are so many
+            self._named += map(replace, self._judge(t))
 
-    def add(self, row: _Row, step_s: float) -> tuple[LateSpan, ...]:
-        """Take in how much later each rank was than its like; returns the lateness that the row settles."""
-        self._end = row.iteration
-        self._steps += 1
-        self._known_R += ~np.isnan(row.late_s_R)
-        self._account(row.late_s_R, step_s)
-        if self._noise is not None:
-            return tuple(self._judge(row))
-        self._waiting.append(row)
-        if len(self._waiting) < FIRST_STEPS:
-            return ()
-        self._noise = UsualNoise(*(np.array([row[k] for row in self._waiting]) for k in (0, 2, 3)))
-        spans = [span for waiting in self._waiting for span in self._judge(waiting, learned=True)]
-        for span in spans:  # they were judged afterwards, so none was named before this step
-            span.named, span.steps = row.iteration, sum(one.iteration >= span.first for one in self._waiting)
-        self._waiting = []
-        return tuple(spans)
-
-    def findings(self, named: tuple[LateSpan, ...], end: int) -> Findings:
-        """What is known so far."""
+    def findings(self, end: int) -> Findings:
+        """What is known in the end."""
         self._end = max(self._end, end)
         spans: dict[int, list[LateSpan]] = {}
         for rank in self._open:
@@ -249,17 +235,18 @@ class _Watch:
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
         past.sort(key=lambda row: (row.spans[0].first, row.rank))
-        pattern = self._pattern(late, past)
-        return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s, self._least_s_R(), named)
+        pattern, least_s_R = self._pattern(late, past), self._least_s_R()
+        return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s, least_s_R, tuple(self._named))
 
     def _least_s_R(self) -> Times:
         """The smallest lateness that as many steps as these would have settled, with the noise as it is now."""
-        if self._noise is None:
+        if len(self._late_s_TR) < FIRST_STEPS:
             return np.full(self._ranks, math.inf)
-        earned_R = self._threshold / np.maximum(self._known_R, 1.0)
+        known_R = (~np.isnan(self._late_s_TR)).sum(axis=0)
+        earned_R = self._threshold / np.maximum(known_R, 1.0)
         needed_R = ((earned_R + self._noise.price_J[:, None]) / WEIGHTS[:, None]).min(axis=0)
         least_s_R = self._usual_s_R + LEAST_SHARE * self._step_s + needed_R * self._noise.scale_s_R
-        return np.where((needed_R <= CLIP) & (self._known_R > 0), least_s_R, math.inf)
+        return np.where((needed_R <= CLIP) & (known_R > 0), least_s_R, math.inf)
 
     def _pattern(self, late: Sequence[LateRank], past: Sequence[LateRank]) -> str:
         """The pattern of all ranks, CHRONIC, SINCE, IN_TURNS, VARIATION or NONE."""
@@ -281,26 +268,24 @@ class _Watch:
             reached = max(reached, last)
         return covered / max(self._end - self._begin + 1, 1)
 
-    def _account(self, late_s_R: Times, step_s: float) -> None:
+    def _account(self, t: int, step_s: float) -> None:
         """The usual step, and what the last rank of a step costs; a single huge step moves neither by much."""
         value_s = step_s if 0.0 <= step_s < MAX_S else self._step_s
-        gain = 1.0 / min(self._steps, KEPT_STEPS)
+        gain = 1.0 / min(t + 1, KEPT_STEPS)
         value_s = min(value_s, 3.0 * self._step_s) if self._step_s > 0.0 else value_s
         self._step_s += gain * (value_s - self._step_s)
-        compared = late_s_R[~np.isnan(late_s_R)]
+        compared = self._late_s_TR[t][~np.isnan(self._late_s_TR[t])]
         last_s = min(float(compared.max()), max(self._step_s, 0.0)) if compared.size else 0.0
-        self._lost_s += (last_s - self._lost_s) / min(self._steps, MEMORY)
+        self._lost_s += (last_s - self._lost_s) / min(t + 1, MEMORY)
 
-    def _judge(self, row: _Row, *, learned: bool = False) -> list[LateSpan]:
-        noise, late_s_R, iteration = self._noise, row.late_s_R, row.iteration
-        assert noise is not None
-        lag = max(LAG, min(self._judged // 2, MOST_LAG))
-        while not learned and self._judged - self._learned > lag:
-            self._learn(noise)
+    def _judge(self, t: int) -> list[LateSpan]:
+        noise, late_s_R, iteration = self._noise, self._late_s_TR[t], int(self._iteration_T[t])
+        while t - self._learned > max(LAG, min(t // 2, MOST_LAG)):
+            self._learn()
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
         least_s = LEAST_SHARE * max(self._step_s, 0.0)
-        scale_s_R = np.maximum(noise.scale_s_R * row.spread, 1e-3 * least_s + LEAST_SCALE_S)
+        scale_s_R = np.maximum(noise.scale_s_R * self._spread_T[t], 1e-3 * least_s + LEAST_SCALE_S)
         price_J = noise.price_J
         bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
         up_R = np.clip((late_s_R - bar_s_R) / scale_s_R, -CLIP, CLIP)
@@ -308,11 +293,8 @@ class _Watch:
         self._calm_steps_R += known_R & ~self._late_R
         self._calm_sum_R += np.where(known_R & ~self._late_R, near_s_R, 0.0)
         used_R = known_R & self._late_R
-        h = self._judged % KEPT_STEPS
-        self._recent_HR[h], self._recent_H[h] = np.where(known_R, late_s_R, math.nan), iteration
-        self._row_H2[h] = row.steps, row.spread
-        self._off_HR[h] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
-        self._judged += 1
+        self._off_TR[t] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
+        self._judged = t + 1
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
         fallen_R = np.zeros(self._ranks, np.bool_)
         if self._open:
@@ -322,44 +304,40 @@ class _Watch:
         apart_s_R = np.maximum(2.0 * CLIP * scale_s_R, ONE_OFF_STEPS * least_s)
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
             late_s, scale_s = float(late_s_R[rank]), float(scale_s_R[rank])
-            self._single.append(LateSpan(rank, iteration, iteration, iteration, 1, late_s, scale_s))
-        spans = [self._name(int(rank), iteration) for rank in np.flatnonzero(risen_R)]
+            self._single.append(LateSpan(rank, iteration, iteration, iteration, late_s, scale_s))
+        spans = [self._name(rank) for rank in np.flatnonzero(risen_R).tolist()]
         for rank in np.flatnonzero(fallen_R & ~risen_R).tolist():
             self._recover(rank, least_s)
         return spans
 
-    def _learn(self, noise: UsualNoise) -> None:
+    def _learn(self) -> None:
         """Learn from one more step, from the ranks that were as usual in it and in most steps since."""
-        h, since_H = self._learned % KEPT_STEPS, np.arange(self._learned, self._learned + LAG) % KEPT_STEPS
+        t, noise = self._learned, self._noise
         self._learned += 1
-        late_s_R = self._recent_HR[h]
-        off_R = self._off_HR[since_H].sum(axis=0) > LAG // 2
-        usual_R = ~np.isnan(late_s_R) & (self._recent_H[h] >= self._settled_R) & ~off_R
-        noise.add(late_s_R, usual_R, *self._row_H2[h].tolist())
+        late_s_R = self._late_s_TR[t]
+        off_R = self._off_TR[t : t + LAG].sum(axis=0) > LAG // 2
+        usual_R = ~np.isnan(late_s_R) & (self._iteration_T[t] >= self._settled_R) & ~off_R
+        noise.add(late_s_R, usual_R, float(self._steps_T[t]), float(self._spread_T[t]))
         if self._learned % LAG == 0:
-            self._learn_usual(noise)
+            for places in filter(len, self._alike):  # the middle rank's is above 0 where noise has a long tail
+                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
         still_R = usual_R & self._late_R
         self._level_steps_R += still_R
         change_s_R = np.where(still_R, late_s_R - self._level_s_R, 0.0) / np.maximum(self._level_steps_R, 1.0)
         self._level_s_R += np.clip(change_s_R, -noise.scale_s_R, noise.scale_s_R)
         self._off_steps_R = np.where(off_R, self._off_steps_R + 1.0, 0.0)
         for rank in np.flatnonzero(self._off_steps_R >= KEPT_STEPS).tolist():
-            noise.move(rank, float(np.nanmedian(self._recent_HR[:, rank])))  # this is what is usual now
+            noise.move(rank, float(np.median(self._since(rank, self._begin))))  # this is what is usual now
             self._off_steps_R[rank] = 0.0
 
-    def _learn_usual(self, noise: UsualNoise) -> None:
-        """The mean difference of the middle rank to the median of its others: above 0 where noise has a long tail."""
-        for places in self._alike:
-            if len(places):
-                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
-
     def _since(self, rank: int, first: int, last: int | None = None) -> Times:
-        """A rank's lateness in the remembered steps from ``first`` on, to ``last`` if given, seconds."""
-        wanted_H = (self._recent_H >= first) & (self._recent_H <= (self._end if last is None else last))
-        values = self._recent_HR[wanted_H, rank]
-        return np.asarray(values[~np.isnan(values)])
+        """A rank's lateness in the last KEPT_STEPS steps, of those from ``first`` on, to ``last`` if given, seconds."""
+        recent = slice(max(self._judged - KEPT_STEPS, 0), self._judged)
+        iteration_T, values = self._iteration_T[recent], self._late_s_TR[recent, rank]
+        wanted_T = (iteration_T >= first) & (iteration_T <= (self._end if last is None else last))
+        return np.asarray(values[wanted_T & ~np.isnan(values)])
 
-    def _name(self, rank: int, iteration: int) -> LateSpan:
+    def _name(self, rank: int) -> LateSpan:
         first, steps, sum_s = self._rising.begin_of(rank)
         level_s = float(np.median(self._since(rank, first)))
         if self._late_R[rank]:
@@ -368,7 +346,7 @@ class _Watch:
             self._closed.append(old)
         elif self._was_always(rank, steps, sum_s):
             first, steps = int(self._calm_since_R[rank]), int(self._calm_steps_R[rank])
-        span = LateSpan(rank, first, None, iteration, steps, level_s, 0.0)
+        span = LateSpan(rank, first, None, self._end, level_s, 0.0)
         self._open[rank] = span
         self._late_R[rank] = True
         self._set_level(rank, level_s, steps)
@@ -382,7 +360,6 @@ class _Watch:
         before = self._calm_steps_R[rank] - steps
         if before < FIRST_STEPS // 2:
             return True
-        assert self._noise is not None
         change_s = sum_s / steps - (self._calm_sum_R[rank] - sum_s) / before
         scale_s = float(self._noise.scale_s_R[rank])
         error_s = scale_s * math.sqrt(float(self._noise.persistence_J.max()) * (1.0 / before + 1.0 / steps))
@@ -391,7 +368,6 @@ class _Watch:
     def _recover(self, rank: int, least_s: float) -> None:
         """A rank is late by less than half of what it was: no longer, unless what is left is clearly enough."""
         first, steps, sum_s = self._falling.begin_of(rank)
-        assert self._noise is not None
         level_s = float(np.median(self._since(rank, first)))
         if level_s - 2.0 * float(self._noise.scale_s_R[rank]) / math.sqrt(steps) > least_s:
             self._set_level(rank, level_s, steps)
@@ -410,12 +386,11 @@ class _Watch:
         self._rising.clear(rank)
         self._falling.clear(rank)
         self._settled_R[rank] = self._end + 1
-        if self._noise is not None and steps:
+        if steps:
             self._noise.move(rank, level_s)
 
     def _update(self, rank: int, last: int | None = None) -> None:
         """The amount of a lateness that lasts, and its standard error: of a median, with noise that persists."""
-        assert self._noise is not None
         span = self._open[rank]
         recent_s = self._since(rank, span.first, last)
         steps, late_s = float(self._level_steps_R[rank]), float(self._level_s_R[rank])

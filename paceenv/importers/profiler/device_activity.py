@@ -8,16 +8,15 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.importers.profiler.collective_events import device_collectives
 from paceenv.importers.profiler.device_steps import STEP, Device, is_runtime
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
-from paceenv.importers.timelines import OUTSIDE, Collective, CollectiveActivity, RankActivity, inside_of, union, without
+from paceenv.importers.timelines import OUTSIDE, Collective, RankActivity, inside_of, union, without
 
 _US: Final = 1e-6
 
 
-def device_activity(
-    table: EventTable, device: Device, collectives: dict[int, Collective], rank: int
-) -> tuple[RankActivity, ...]:
+def device_activity(table: EventTable, device: Device, rank: int) -> list[RankActivity]:
     """The steps of a rank's device; times in s on the profile's clock."""
     start_us, end_us = table.start_us_E[device.event_D], table.end_us_E[device.event_D]
     is_kernel = table.in_categories(lambda category: category == "kernel")[device.event_D] & ~device.is_collective_D
@@ -27,92 +26,77 @@ def device_activity(
     work = union(start_us[~device.is_collective_D], end_us[~device.is_collective_D])
     to_device = without(union(start_us[is_copy & is_to_device], end_us[is_copy & is_to_device]), kernels)
     network = union(start_us[device.is_collective_D], end_us[device.is_collective_D])
-    any_work = union(start_us, end_us)
-    waits_us = _host_waits(table, device)
-    loader = loader_spans(table)
-    host_us_T = _host_windows(table, device)
-    places = sorted(collectives, key=lambda place: (start_us[place], end_us[place]))
-    of_collective = _collectives(table, device, collectives, places, kernels, work, waits_us)
+    waited_us = np.concatenate([[0.0], np.cumsum(_host_waits(table, device))])
+    collectives = device_collectives(table, device)
+    if collectives:
+        _tell_work_between(table, device, collectives, kernels, work, waited_us)
     steps = np.flatnonzero(np.isfinite(device.begin_us_T))
     edges_us = np.stack([device.begin_us_T, device.end_us_T], axis=1)[steps]
 
-    def inside_s(spans: tuple[Array, Array], edges_us: Array) -> Array:
+    def inside_s(spans: tuple[Array, Array], edges_us: Array = edges_us) -> Array:
         """How much of the spans lies in each step."""
         return np.diff(covered_until(spans, edges_us.ravel()).reshape(-1, 2), axis=1)[:, 0] * _US
 
-    compute_s, device_s, work_s, network_s, busy_s = (
-        inside_s(spans, edges_us) for spans in (kernels, to_device, work, network, any_work)
-    )
-    loader_s = inside_s(loader, host_us_T[steps])
-    waited_us = np.concatenate([[0.0], np.cumsum(waits_us)])[np.searchsorted(start_us, edges_us)]
-    step_s = np.diff(edges_us, axis=1)[:, 0] * _US
-    host_wait_s = np.clip(np.diff(waited_us, axis=1)[:, 0] * _US, 0.0, np.maximum(step_s - busy_s, 0.0))
+    compute_s, device_s, work_s = inside_s(kernels), inside_s(to_device), inside_s(work)
+    busy_s, step_s = inside_s(union(start_us, end_us)), np.diff(edges_us, axis=1)[:, 0] * _US
+    host_wait_s = np.diff(waited_us[np.searchsorted(start_us, edges_us)], axis=1)[:, 0] * _US
+    host_wait_s = np.clip(host_wait_s, 0.0, np.maximum(step_s - busy_s, 0.0))
     is_known = np.isin(steps, device.step_D[device.launch_D >= 0])
-    places_of: dict[int, list[int]] = defaultdict(list)
-    for place in places:
-        places_of[int(device.step_D[place])].append(place)
-    busy = [inside_of(work, *edges) for edges in edges_us.tolist()]
+    parts = {
+        "start_s": edges_us[:, 0] * _US,
+        "end_s": edges_us[:, 1] * _US,
+        "compute_s": compute_s,
+        "to_device_s": device_s,
+        "other_copies_s": np.maximum(work_s - compute_s - device_s, 0.0),
+        "exposed_s": busy_s - work_s,
+        "hidden_s": np.maximum(inside_s(network) - busy_s + work_s, 0.0),
+        "host_wait_s": np.where(is_known, host_wait_s, np.nan),
+        "idle_s": np.maximum(step_s - busy_s - host_wait_s, 0.0),
+        "loader_s": inside_s(loader_spans(table), _host_windows(table, device)[steps]),
+    }
+    collectives_of: dict[int, list[Collective]] = defaultdict(list)
+    for i, collective in zip(device.step_D[device.is_collective_D].tolist(), collectives, strict=True):
+        collectives_of[i].append(collective)
     activity = []
     for k, i in enumerate(steps.tolist()):
+        begins_us, ends_us = inside_of(work, *edges_us[k].tolist())
         activity.append(
             RankActivity(
                 rank=rank,
                 iteration=int(device.number_T[i]),
-                start_s=float(edges_us[k, 0]) * _US,
-                end_s=float(edges_us[k, 1]) * _US,
-                busy_start_s=busy[k][0] * _US,
-                busy_end_s=busy[k][1] * _US,
-                compute_s=float(compute_s[k]),
-                to_device_s=float(device_s[k]),
-                other_copies_s=max(float(work_s[k] - compute_s[k] - device_s[k]), 0.0),
-                exposed_s=float(busy_s[k] - work_s[k]),
-                hidden_s=max(float(network_s[k] - busy_s[k] + work_s[k]), 0.0),
-                host_wait_s=float(host_wait_s[k]) if is_known[k] else np.nan,
-                idle_s=max(float(step_s[k] - busy_s[k] - host_wait_s[k]), 0.0),
-                loader_s=float(loader_s[k]),
-                collectives=tuple(of_collective[place] for place in places_of[i]),
+                collectives=collectives_of[i],
+                busy_start_s=begins_us * _US,
+                busy_end_s=ends_us * _US,
+                **{name: float(part_s[k]) for name, part_s in parts.items()},
             )
         )
-    return tuple(activity)
+    return activity
 
 
-def _collectives(
+def _tell_work_between(
     table: EventTable,
     device: Device,
-    collectives: dict[int, Collective],
-    places: list[int],
+    collectives: list[Collective],
     kernels: tuple[Array, Array],
     work: tuple[Array, Array],
-    waits_us: Array,
-) -> dict[int, CollectiveActivity]:
-    """Each collective with what was done since the one before."""
-    if not places:
-        return {}
-    events = device.event_D[places]
-    start_us, launch = table.start_us_E[events], device.launch_D[places]
+    waited_us: Array,
+) -> None:
+    """Tell each collective what was done since the one before."""
+    places = np.flatnonzero(device.is_collective_D)
+    all_start_us, launch = table.start_us_E[device.event_D], device.launch_D[places]
     launched_us = np.where(launch >= 0, table.start_us_E[launch], np.nan)
-    all_start_us = table.start_us_E[device.event_D]
-    since_us = np.concatenate([all_start_us[:1], start_us])
+    since_us = np.concatenate([all_start_us[:1], all_start_us[places]])
     compute_us, work_us = np.diff(covered_until(kernels, since_us)), np.diff(covered_until(work, since_us))
-    waited = np.concatenate([[0.0], np.cumsum(waits_us)])
-    wait_us = np.diff(waited[np.searchsorted(all_start_us, since_us, side="right")])
+    wait_us = np.diff(waited_us[np.searchsorted(all_start_us, since_us, side="right")])
+    for k, c in enumerate(collectives):
+        c.launched_s, c.compute_s = float(launched_us[k]) * _US, float(compute_us[k]) * _US
+        c.copy_s = max(float(work_us[k] - compute_us[k]), 0.0) * _US
+        c.host_wait_s = float(wait_us[k]) * _US
     known = np.flatnonzero(launch >= 0)
-    by_range: dict[int, dict[str, float]] = {}
     if len(known) > 1:
         order = known[np.argsort(launched_us[known], kind="stable")]
-        by_range = dict(zip(order[1:].tolist(), time_by_range(table, device, launched_us[order]), strict=True))
-    activities = {}
-    for k, place in enumerate(places):
-        c = collectives[place]
-        activities[place] = CollectiveActivity(
-            **vars(c),
-            launched_s=float(launched_us[k]) * _US,
-            compute_s=float(compute_us[k]) * _US,
-            copy_s=max(float(work_us[k] - compute_us[k]), 0.0) * _US,
-            host_wait_s=float(wait_us[k]) * _US,
-            host_s=by_range.get(k, {}),
-        )
-    return activities
+        for k, host_s in zip(order[1:].tolist(), time_by_range(table, device, launched_us[order]), strict=True):
+            collectives[k].host_s = host_s
 
 
 def _host_waits(table: EventTable, device: Device) -> Array:
@@ -179,21 +163,18 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
     is_host = table.in_categories(lambda category: category in _RANGES or is_runtime(category))
     is_host &= ~table.named(lambda name: STEP.match(name) is not None)
     is_host &= (table.end_us_E > windows_us[0]) & (table.start_us_E < windows_us[-1])
-    names = [readable(name) for name in table.names]
-    code_of = {name: k for k, name in enumerate(dict.fromkeys(names))}
-    codes = np.array([code_of[name] for name in names], np.int64)
-    outermost = [np.empty(0, np.int64)]
+    names, codes = np.unique([readable(name) for name in table.names], return_inverse=True)
+    ranges = np.empty(0, np.int64)
     for thread in np.unique(table.thread_E[device.launch_D[device.launch_D >= 0]]).tolist():
         events = np.flatnonzero(is_host & (table.thread_E == thread))
         events = events[np.lexsort((-table.dur_us_E[events], table.start_us_E[events]))]
         reach_us = np.maximum.accumulate(np.concatenate([[-np.inf], table.end_us_E[events]]))
-        outermost.append(events[table.start_us_E[events] >= reach_us[:-1]])
-    ranges = np.concatenate(outermost)
-    by_name = [(name, ranges[codes[table.name_E[ranges]] == code]) for name, code in code_of.items()]
-    for name, events in by_name:
-        per_thread = (events[table.thread_E[events] == thread] for thread in np.unique(table.thread_E[events]))
-        for spans in ((table.start_us_E[of], table.end_us_E[of]) for of in per_thread):
-            took_s = np.diff(covered_until(spans, windows_us)) * _US
+        outermost = events[table.start_us_E[events] >= reach_us[:-1]]
+        ranges = np.concatenate([ranges, outermost])
+        code_N = codes[table.name_E[outermost]]
+        for code in np.unique(code_N).tolist():
+            of, name = outermost[code_N == code], str(names[code])
+            took_s = np.diff(covered_until((table.start_us_E[of], table.end_us_E[of]), windows_us)) * _US
             for at in np.flatnonzero(took_s >= _MIN_S).tolist():
                 spent_s[at][name] = spent_s[at].get(name, 0.0) + float(took_s[at])
     inside_any = union(table.start_us_E[ranges], table.end_us_E[ranges])

@@ -125,7 +125,7 @@ def find_device(table: EventTable) -> Device | None:
     weight = np.bincount(process, minlength=len(table.processes)).astype(np.float64)
     weight += len(operations) * np.bincount(process, is_collective_E[operations], len(table.processes))
     mine = operations[process == int(weight.argmax())]
-    event_D = mine[np.argsort(table.start_us_E[mine], kind="stable")]
+    event_D = mine[np.lexsort((table.end_us_E[mine], table.start_us_E[mine]))]
     launch_D = _launches(table, event_D)
     host = host_marks(table)
     known_D = launch_D >= 0

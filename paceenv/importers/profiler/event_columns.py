@@ -20,38 +20,24 @@ from paceenv.importers.json_events import EventFile
 
 MAX_EVENTS: Final = 1 << 25
 """Complete events of one profile: some 5 GB in memory."""
-_NAME: Final = "Collective name"
+COLLECTIVE: Final = "Collective name"
 _NUMBER: Final = (int, float)
+_SAID: Final[dict[str, tuple[type, ...]]] = {
+    COLLECTIVE: (str,),
+    "In msg nelems": _NUMBER,
+    "Out msg nelems": _NUMBER,
+    "dtype": (str,),
+    "Process Group Name": (str, int),
+    "Process Group Ranks": (str, list),
+    "Src Rank": (int,),
+    "Dst Rank": (int,),
+}
+"""What PyTorch writes about a collective, at its kernel and at ``record_param_comms`` on its host, and of which types
+it is; what has another is as if it were not there."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class CollectiveArguments:
-    """What PyTorch writes about a collective, at its kernel and at ``record_param_comms`` on its host."""
-
-    name: str = ""
-    elements: int | float = -1
-    outputs: int | float = -1
-    dtype: str = ""
-    group_name: str | int = ""
-    group_ranks: str | list[int] = ""
-    sender: int = -1
-    receiver: int = -1
-
-
-_SAID: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
-    _NAME: ("name", (str,)),
-    "In msg nelems": ("elements", _NUMBER),
-    "Out msg nelems": ("outputs", _NUMBER),
-    "dtype": ("dtype", (str,)),
-    "Process Group Name": ("group_name", (str, int)),
-    "Process Group Ranks": ("group_ranks", (str, list)),
-    "Src Rank": ("sender", (int,)),
-    "Dst Rank": ("receiver", (int,)),
-}
-"""What it calls them, and of which types they are; what has another is as if it were not there."""
 
 _KEPT: Final = (((str,), ""), ((str,), ""), ((int, str), None), ((int, str), None))
 """Types of category, name, process and thread, and what stands for any other."""
@@ -84,7 +70,7 @@ class EventTable:
     names: tuple[str, ...]
     processes: tuple[str, ...]
     threads: tuple[str, ...]
-    arguments: dict[int, CollectiveArguments]
+    arguments: dict[int, dict[str, Any]]
 
     def __len__(self) -> int:
         return len(self.start_us_E)
@@ -106,7 +92,7 @@ def read_events(file: EventFile) -> EventTable:
     """The complete events of a profile. Raises InputError beyond MAX_EVENTS."""
     kinds, kind = _Codes(), array("i")
     times, correlations = array("d"), array("q")
-    arguments: dict[int, CollectiveArguments] = {}
+    arguments: dict[int, dict[str, Any]] = {}
     for event in file:
         if event.get("ph") != "X":
             continue
@@ -116,9 +102,8 @@ def read_events(file: EventFile) -> EventTable:
         said, correlation = event.get("args"), None
         if type(said) is dict:
             correlation = said.get("correlation")
-            if _NAME in said:
-                told = {field: said[key] for key, (field, types) in _SAID.items() if type(said.get(key)) in types}
-                arguments[len(kind)] = CollectiveArguments(**told)
+            if COLLECTIVE in said:
+                arguments[len(kind)] = {key: said[key] for key, types in _SAID.items() if type(said.get(key)) in types}
         key = event.get("cat"), event.get("name"), event.get("pid"), event.get("tid")
         try:
             kind.append(kinds[key])

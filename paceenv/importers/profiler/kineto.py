@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import is_number
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
+from paceenv.importers.profiler.collective_events import MARKED, host_collectives
 from paceenv.importers.profiler.device_activity import device_activity
 from paceenv.importers.profiler.device_steps import (
     STEP,
@@ -31,8 +31,6 @@ from paceenv.importers.profiler.device_steps import (
 from paceenv.importers.profiler.event_columns import EventTable, Integers, read_events
 from paceenv.importers.timelines import Collective, Step, Timeline, inside_of, union
 
-UNKNOWN_RANK: Final = "unknown_rank"
-SOURCE: Final = "PyTorch profiler"
 _CALLS: Final = ("c10d::", "record_param_comms")
 """How the CPU's calls of collectives begin."""
 _WRAPPER: Final = "autograd::engine::evaluate_function"
@@ -43,27 +41,18 @@ _IN_NAME: Final = tuple(
 """Where a file's name may say which rank it is of, the best first."""
 
 
-def import_kineto(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a note on damage, or "". Raises InputError if the file is no profile with steps."""
+def import_kineto(path: str | Path) -> Timeline:
+    """One rank's timeline. Raises InputError if the file is no profile with steps."""
     file = EventFile(path)
-    timeline = _timeline(file, read_events(file))
-    return timeline, f"{path}: {file.damage}" if file.damage else ""
-
-
-def _timeline(file: EventFile, table: EventTable) -> Timeline:
+    table = read_events(file)
     processes = stepping_processes(table)
     if len(processes) > 1:
         named = ", ".join(processes[:4])
         raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
     distributed = file.value("distributedInfo")
     said = distributed if isinstance(distributed, dict) else {}
-    (rank, unknown), device = _rank(file.path, said.get("rank")), find_device(table)
-    steps: Sequence[Step]
-    if device is None:
-        steps = _host_steps(table)
-    else:
-        collectives = device_collectives(table, device)
-        steps = device_activity(table, device, collectives, rank)
+    rank, device = _rank(file.path, said.get("rank")), find_device(table)
+    steps: Sequence[Step] = _host_steps(table) if device is None else device_activity(table, device, rank or 0)
     if not steps:
         raise InputError(
             f"{file.path}: no ProfilerStep# in {file.events} events; allowed: a profile of a job that calls "
@@ -73,19 +62,13 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
     about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
     about |= {"world_size": size} if (size := _number(said.get("world_size"))) else {}
-    about |= {UNKNOWN_RANK: unknown} if unknown else {}
-    return Timeline(
-        rank,
-        file.path,
-        tuple(step.shifted(base_s) for step in steps),
-        about,
-        _notes(device),
-    )
+    for step in steps:
+        step.shift(base_s)
+    notes = (file.damage,) * bool(file.damage) + (() if device is None else _left_out(device))
+    return Timeline(rank or 0, file.path, tuple(steps), about, notes, is_rank_known=rank is not None)
 
 
-def _notes(device: Device | None) -> tuple[str, ...]:
-    if device is None:
-        return ()
+def _left_out(device: Device) -> tuple[str, ...]:
     others = f"{device.left_out} operations of other devices are left out" if device.left_out else ""
     is_early = (device.launch_D < 0) & (device.step_D < 0) & bool(len(device.number_T) and device.launch_D.max() >= 0)
     early = "operations launched before the profile began are left out, with their step" if is_early.any() else ""
@@ -106,7 +89,7 @@ def _host_steps(table: EventTable) -> list[Step]:
         inside[int(place)].append(collective)
     spans = zip(marks.number_T.tolist(), begins.tolist(), np.maximum(ends, begins).tolist(), strict=True)
     return [
-        Step(number, begin_s, end_s, tuple(inside[i]), *inside_of(busy, begin_s, end_s))
+        Step(number, begin_s, end_s, inside[i], *inside_of(busy, begin_s, end_s))
         for i, (number, begin_s, end_s) in enumerate(spans)
     ]
 
@@ -126,11 +109,9 @@ def _number(said: Any) -> int | None:
     return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 1 << 31 else None
 
 
-def _rank(path: Path, said: Any) -> tuple[int, str]:
-    """Which rank a file is of, or 0 and why that is unknown: a file by itself needs none."""
+def _rank(path: Path, said: Any) -> int | None:
+    """Which rank a file is of, None where neither its content nor its name says it."""
     if (rank := _number(said)) is not None:
-        return rank, ""
-    for pattern in _IN_NAME:
-        if (named := pattern.search(path.name)) is not None:
-            return int(named[1]), ""
-    return 0, f"{path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
+        return rank
+    named = next((match for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None), None)
+    return None if named is None else int(named[1])
