@@ -35,12 +35,12 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
     assert found.verdict.startswith("rank 2 stopped: it waits for nobody, and 3 other ranks wait for it in the end, ")
     assert "first in all_reduce 4 of default_pg (ranks 0-3)" in found.verdict
     assert found.ends() == {0: (2,), 1: (2,), 3: (2,)}
-    (last,) = found.last_seen
-    assert (last.rank, last.next_op, last.behind) == (2, "all_reduce 4", 3), "the others are three ahead"
+    (last,) = found.last_seen()
+    assert (last[0], last[2]) == ("2", "3 collectives"), "the others are three ahead"
+    assert last[3] == "all_reduce 4 of default_pg (ranks 0-3)"
     if "only_active" not in how:
-        assert last.last is not None
-        assert (last.last.op, last.last.collective_seq, last.last.state) == ("_all_gather_base", 3, "completed")
-        assert last.frames == ("step__all_gather_base at /job/train.py:12",)
+        assert last[1].startswith("_all_gather_base 3 of default_pg (ranks 0-3), completed")
+        assert last[4] == "step__all_gather_base at /job/train.py:12"
 
 
 def test_a_device_that_stops_while_its_host_goes_on(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from paceenv.core.trace import TraceMetadata, write_trace
 
 NARROW = 390
 OF_TRACE = ["Where the time goes", "Timeline of ranks", "Lateness of ranks", "Step time, step by step"]
-OF_TRACE += ["Distribution of step times"]
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
 

@@ -17,7 +17,6 @@ from paceenv.core.errors import InputError
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
-from paceenv.report.fitted import fit, sizes
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.ui import config_files
@@ -118,17 +117,6 @@ def test_rounds_that_nobody_saw_are_in_the_interval() -> None:
     truth_s = mean_step_s(slow.with_nodes(32))
     assert truth_s > 1.02 * case.job.step.value
     assert case.job.step.low <= truth_s <= case.job.step.high
-
-
-@pytest.mark.slow
-def test_the_report_predicts_sizes_with_the_program() -> None:
-    fitted = fit(recorded(EXPERTS, 0, 40), "typed", None)
-    assert not isinstance(fitted, str)
-    assert fitted.baseline.cluster.can_defer
-    answer = sizes(fitted)
-    assert not isinstance(answer, str)
-    assert [row.nodes for row in answer.changed] == [4, 16, 32, 64]  # 2 ranks make no group of experts
-    assert any("groups of world have more members" in line for line in answer.assumes)
 
 
 def refused(baseline: Baseline, change: Change) -> str:

@@ -137,7 +137,5 @@ def test_of_300_mutated_logs_none_is_answered_wrong(tmp_path: Path) -> None:
             assert found.drift is not None
             assert np.array(found.drift.ends_s) / base_s == pytest.approx(values, rel=0.15), about
         else:
-            period = found.pattern if kind == "alternation" else found.outlier_period
-            assert period is not None, about
-            assert period.steps == marks[0], about
+            assert found.findings[0].period == marks[0], about
     assert named > 180

@@ -21,10 +21,10 @@ from paceenv.diagnosis.causes import CAUSES, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
-from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Pacing, Verdict, conclude, word_of
-from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Paced, Pacing, Verdict, conclude, word_of
+from paceenv.importers.inputs import Inputs
 from paceenv.report.answer_sections import headline
-from paceenv.report.examination import conclude_answer
+from paceenv.report.examination import examine
 from paceenv.trainers.evaluation.suites import load_suite
 
 PLAIN = diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
@@ -32,14 +32,19 @@ SHARE, MAY_HELP = st.floats(0.02, 0.3), (CONTENTION, TENANT, INCAST)
 GAIN = st.builds(lambda at, half: Interval(at, at - half, at + half), st.floats(-0.3, 0.6), st.floats(0.0, 0.1))
 
 
+def paced(policy: str, gain: Interval) -> Paced:
+    return Paced(policy, gain, cv=0.1, cv_passive=0.1, delay_share=0.01)
+
+
 def check(found: Diagnosis, pacing: Pacing, verdict: Verdict) -> None:
     """Every claim of the headline against what stands below it."""
     text = verdict.text
-    words = {word_of(gain) for _, gain in pacing.gains}
-    paced = found.paced_steps
-    measured = word_of(paced.gain) if paced is not None and paced.gain.is_bounded else None
+    gains = [one.gain for one in pacing.policies]
+    words = {word_of(gain) for gain in gains}
+    seen = found.paced_steps
+    measured = word_of(seen.gain) if seen is not None and seen.gain.is_bounded else None
     helps = "helps" in words if measured is None else measured == "helps"
-    assert (verdict.claim == "not simulated") == (not pacing.gains and measured is None)
+    assert (verdict.claim == "not simulated") == (not gains and measured is None)
     assert (verdict.claim == "helps") == helps
     assert verdict.said.startswith("pacing helps") == helps
     assert ("measured in this file" in verdict.said) == (measured is not None)
@@ -47,10 +52,10 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict) -> None:
         assert "the simulation is not confirmed" in verdict.said
     if "pacing gains nothing" in text:
         assert words <= {"makes no difference", "costs"}
-    if not pacing.gains:
+    if not gains:
         assert f"not simulated: {pacing.why_not}" in text if pacing.why_not else "not simulated" in text
     else:
-        largest = max(gain.value for _, gain in pacing.gains if "helps" not in words or word_of(gain) == "helps")
+        largest = max(gain.value for gain in gains if "helps" not in words or word_of(gain) == "helps")
         assert f"{largest:+z.1%} throughput" in text
         assert "was not tried" not in text
         assert "may help" not in text.replace(verdict.lost, "")
@@ -66,7 +71,7 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict) -> None:
     if text.startswith(HEALTHY):
         assert not found.causes
         assert not found.refused
-        assert all(gain.value < 0.02 for _, gain in pacing.gains if word_of(gain) == "helps")
+        assert all(gain.value < 0.02 for gain in gains if word_of(gain) == "helps")
     if not found.causes and not found.refused:
         assert BLIND_SPOT in text
     if verdict.claim == "helps" and measured is None and found.causes and not acts and not found.refused:
@@ -87,8 +92,8 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
         for name in chosen
     ]
     gain = draw(st.none() | GAIN | st.builds(Interval, st.floats(-0.3, 0.6)))
-    paced = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, np.arange(40), gain)
-    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced_steps=paced)
+    steps = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, np.arange(40), gain)
+    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced_steps=steps)
 
 
 @given(
@@ -99,7 +104,7 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
 def test_a_headline_never_contradicts_what_it_was_made_from(
     found: Diagnosis, gains: list[Interval], doubt: str
 ) -> None:
-    pacing = Pacing(tuple((f"p{i}", gain) for i, gain in enumerate(gains)), "" if gains else "no cluster", doubt)
+    pacing = Pacing(tuple(paced(f"p{i}", gain) for i, gain in enumerate(gains)), "" if gains else "no cluster", doubt)
     check(found, pacing, conclude(found, pacing))
 
 
@@ -136,7 +141,7 @@ def test_delays_in_a_trace_are_measured_against_its_steps_without(gain: float) -
 
 def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
     found = diagnose(paced_job(-0.2, 0))
-    verdict = conclude(found, Pacing((("learned", Interval(0.04, 0.01, 0.08)),)))
+    verdict = conclude(found, Pacing((paced("learned", Interval(0.04, 0.01, 0.08)),)))
     assert verdict.claim == "is open"
     assert verdict.said.startswith("the pacing in this file costs more than it gains (measured in this file: -")
     assert "simulated: learned +4.0%" in verdict.said
@@ -153,15 +158,11 @@ def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
     run = ["simulate", str(config), "-i", "60", "--seeds", "1", "--trace", str(path)]
     application.run([*run, "--json", str(tmp_path / "run.json")])
-    inputs = read_inputs([path])
-    answer = find_answer(inputs)
-    conclusion = conclude_answer(answer, inputs, "run")
-    gains = () if isinstance(conclusion.policies, str) else tuple((p.policy, p.gain) for p in conclusion.policies)
-    why = conclusion.policies if isinstance(conclusion.policies, str) else ""
-    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.doubt
-    assert answer.diagnosis is not None
-    check(answer.diagnosis, Pacing(gains, why, doubt), conclusion.verdict)
-    for one in conclusion.policies if gains else ():
+    found = examine([path])
+    assert found.answer.diagnosis is not None
+    assert found.verdict is not None
+    check(found.answer.diagnosis, found.pacing, found.verdict)
+    for one in found.pacing.policies:
         assert one.verdict.startswith(word_of(one.gain))
 
 

@@ -42,22 +42,6 @@ def test_combinations_are_rows() -> None:
     assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3-4 replaced, static:slack=0.1/0.2"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "nothing to change"),
-        ({"nodes": "4,,8"}, "--nodes = '4,,8'; allowed: numbers of at least 1"),
-        ({"oversubscription": "-1"}, "allowed: positive numbers"),
-        ({"replaced": "x"}, "allowed: ranks, one row each"),
-        ({"nodes": ",".join(map(str, range(1, MAX_ROWS + 2)))}, f"at most {MAX_ROWS}"),
-    ],
-)
-def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
-    given = {"nodes": None, "oversubscription": None, "replaced": None, "pacing": [], "settings": []}
-    with pytest.raises(InputError, match=said):
-        combinations(**(given | options))
-
-
 def test_changes_of_a_cluster() -> None:
     cluster = load_cluster("null-jitter").changed(["noise.slow_ranks=2", "job.nodes_per_group=8"])
     wider = apply(Change(nodes=32), cluster, None)
@@ -219,6 +203,10 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     [
         (["null-jitter"], "nothing to change"),
         (["null-jitter", "--nodes", "4", "--base", "one-job"], "allowed: only with a trace"),
+        (["null-jitter", "--nodes", "4,,8"], "--nodes = '4,,8'; allowed: numbers of at least 1"),
+        (["null-jitter", "--oversubscription", "-1"], "allowed: positive numbers"),
+        (["null-jitter", "--replace-rank", "x"], "allowed: ranks, one row each"),
+        (["null-jitter", "--nodes", ",".join(map(str, range(1, MAX_ROWS + 2)))], f"at most {MAX_ROWS}"),
         (["nowhere.parquet", "--nodes", "4"], "nowhere.parquet"),
         (["null-jitter", "--nodes", "1000000", "-i", "100000"], "allowed: at most 1e"),
     ],

@@ -22,7 +22,7 @@ USER_ERROR = 2
 HEADINGS = {
     "look at a job": {
         "diagnose": "Recognise what a job left behind; say what it loses, to whom, why, and what is next.",
-        "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
+        "report": "Write one page about a traced job: causes, pictures, would pacing help.",
         "whatif": "Predict a job after a change: other nodes, fabric, pacing, a rank replaced; with intervals.",
         "live": "Run a training job with the agent, look at it, and change what the agent does.",
     },

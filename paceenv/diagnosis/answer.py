@@ -11,6 +11,7 @@ from paceenv.core.plain import plain
 from paceenv.diagnosis.causes import Cause
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
+from paceenv.diagnosis.hang import Hang, find_hangs
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix
@@ -18,7 +19,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 
 if TYPE_CHECKING:
-    from paceenv.diagnosis.hang import Hang
     from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Answer:
     """Whatever the inputs allow; None or empty where they hold nothing of the kind."""
 
-    matrix: OperationMatrix | None  # the job's trace on one clock
-    notes: tuple[str, ...]  # on the inputs and on clocks, a line each
-    diagnosis: Diagnosis | None  # slowdown, causes, verdict, and who arrived last
-    lateness: LatenessOverTime | None  # when ranks turned late; of a trace without an agent's word
-    late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
-    hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
-    ended: tuple[str, ...]  # how the job died or stands still, as texts say it, a sentence each
-    steps: tuple[StepDiagnosis, ...]  # what step times alone allow; of text logs, one per job
+    notes: tuple[str, ...] = ()  # on the inputs and on clocks, a line each
+    matrix: OperationMatrix | None = None  # the job's trace on one clock
+    diagnosis: Diagnosis | None = None  # slowdown, causes, verdict, and who arrived last
+    lateness: LatenessOverTime | None = None  # when ranks turned late; of a trace without an agent's word
+    late_hosts: tuple[LateHost, ...] = ()  # what late ranks' hosts did; of profiles
+    hangs: tuple[Hang, ...] = ()  # jobs that hang, or dumps of which nothing hangs
+    ended: tuple[str, ...] = ()  # how the job died or stands still, as texts say it, a sentence each
+    steps: tuple[StepDiagnosis, ...] = ()  # what step times alone allow; of text logs, one per job
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
@@ -53,14 +53,10 @@ class Answer:
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can."""
-    hangs: tuple[Hang, ...] = ()
+    hangs = find_hangs(inputs.dumps)
     steps: list[StepDiagnosis] = []
     failed: list[InputError] = []
-    if inputs.dumps:  # what few need brings libraries that take a second to import
-        from paceenv.diagnosis.hang import find_hangs
-
-        hangs = tuple(find_hangs(inputs.dumps))
-    if inputs.steps:
+    if inputs.steps:  # what few need brings libraries that take a second to import
         from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 
         for log in inputs.steps:
@@ -100,7 +96,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
-    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, ended, tuple(steps))
+    return Answer(notes, matrix, diagnosis, lateness, late_hosts, hangs, ended, tuple(steps))
 
 
 def _cured(cause: Cause, late_hosts: Sequence[LateHost]) -> Cause:

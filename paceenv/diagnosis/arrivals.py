@@ -38,12 +38,19 @@ class LateRank:
     iterations: tuple[int, ...]  # the steps in which it was the latest rank by at least LEAST_SHARE of a mean step
     late_s: tuple[float, ...]  # by how much in each of them, summed over their collectives, seconds
     op: str  # the collective to which it was late for longest
-    SHOWN: ClassVar = ("rank", "iterations", "late_s", "mean_late_s", "op")
+    SHOWN: ClassVar[tuple[str, ...]] = ("rank", "iterations", "late_s", "mean_late_s", "op")
 
     @property
     def mean_late_s(self) -> float:
         """Mean lateness in those steps, seconds."""
         return float(np.mean(self.late_s))
+
+    def said(self, steps: int) -> str:
+        """In words."""
+        listed = [duration(s) for s in self.late_s] if len(self.late_s) <= MAX_LISTED else []
+        by = ", ".join(listed) or f"{duration(self.mean_late_s)} on average"
+        count = len(self.iterations)
+        return f"rank {self.rank} arrives last in {count} of {steps} steps, by {by} (mostly at {self.op})"
 
 
 class Waits(NamedTuple):
@@ -85,8 +92,15 @@ class Arrivals:
 
     @property
     def culprits(self) -> str:
-        """Who arrives last, in words."""
-        return _culprits(self) if self.late else f"nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
+        """Who arrives last, in words: one rank, or another one each time."""
+        if not self.late:
+            return f"nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
+        first, often = self.late[0], sum(len(one.iterations) for one in self.late)
+        if len(self.late) > 2 and len(first.iterations) < 0.5 * often:
+            lost_s = sum(sum(one.late_s) for one in self.late) / self.steps
+            turns = f"ranks take turns to arrive last ({name_ranks([one.rank for one in self.late])})"
+            return f"{turns}, by {duration(lost_s)} of a mean step; for longest: {first.said(self.steps)}"
+        return "; ".join(one.said(self.steps) for one in self.late[:2])
 
     @property
     def named(self) -> int | None:
@@ -100,7 +114,6 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     ranks, steps = len(matrix.ranks), matrix.steps
     waiting_s, transfer_s = 0.0, 0.0
     late = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))]
-    worst_s_R, op_R = np.zeros(ranks), [""] * ranks
     collective_N = matrix.is_collective_N & graph.meets_N
     left_NT = _left(matrix, collective_N)
     own_N = ~(matrix.is_collective_N | matrix.is_transfer_N)
@@ -123,12 +136,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
             left_T -= _work_s(matrix, own_N, at_R, here_T, two[0], left_T)
             left_T += _work_s(matrix, own_N, before, here_T, two[0], two[1])
         two[0] = np.clip(left_T, two[0], two[1])
-        late_s = two[1] - two[0]
         late.append((members[last], np.flatnonzero(here_T), two[0], two[1]))
-        for place in np.unique(at_R):
-            sum_s = float(late_s[at_R == place].sum())
-            if sum_s > worst_s_R[place]:
-                worst_s_R[place], op_R[place] = sum_s, matrix.ops[matrix.op_N[members[0]]]
         waited_MT = np.clip(two[1] - start_MT, 0.0, np.maximum(end_MT - start_MT, 0.0))
         waiting_s += float(np.nansum(waited_MT))
         transfer_s += float(np.nansum(np.maximum(end_MT - start_MT, 0.0) - waited_MT))
@@ -141,7 +149,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         waiting_s=waiting_s / (ranks * steps) if ranks > 1 else None,
         transfer_s=transfer_s / (ranks * steps) if ranks > 1 else None,
         late_RT=late_RT,
-        late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
+        late=_late(matrix, late_RT, waits, LEAST_SHARE * step_s),
         waits=waits,
     )
 
@@ -188,31 +196,15 @@ def _united(rank: Integers, waits: Waits, shape: tuple[int, int]) -> Array:
     return late_RT
 
 
-def _late(matrix: OperationMatrix, late_RT: Array, op_R: list[str], least_s: float) -> tuple[LateRank, ...]:
+def _late(matrix: OperationMatrix, late_RT: Array, waits: Waits, least_s: float) -> tuple[LateRank, ...]:
+    late_s_N = np.bincount(waits.operation, waits.end_s - waits.begin_s, len(matrix.op_N))
+    late_s_N[~matrix.is_collective_N] = -1.0
     latest_T: NDArray[np.int64] = np.argmax(late_RT, axis=0)
     late_ranks = []
     for r in np.unique(latest_T).tolist():
         at = np.flatnonzero((latest_T == r) & (late_RT[r] >= least_s))
         if len(at):
             late_s = tuple(late_RT[r, at].tolist())
-            late_ranks.append(LateRank(matrix.ranks[r], tuple(matrix.iteration_T[at].tolist()), late_s, op_R[r]))
+            op = matrix.ops[matrix.op_N[np.argmax(np.where(matrix.rank_N == r, late_s_N, -1.0))]]
+            late_ranks.append(LateRank(matrix.ranks[r], tuple(matrix.iteration_T[at].tolist()), late_s, op))
     return tuple(sorted(late_ranks, key=lambda one: -sum(one.late_s)))
-
-
-def _culprits(arrivals: Arrivals) -> str:
-    """Who arrives last, in words: one rank, or another one each time."""
-    first, often = arrivals.late[0], sum(len(one.iterations) for one in arrivals.late)
-    said = _said(first, arrivals.steps)
-    if len(arrivals.late) == 1:
-        return said
-    if len(arrivals.late) > 2 and len(first.iterations) < 0.5 * often:
-        lost_s = sum(sum(one.late_s) for one in arrivals.late) / arrivals.steps
-        ranks = name_ranks([one.rank for one in arrivals.late])
-        return f"ranks take turns to arrive last ({ranks}), by {duration(lost_s)} of a mean step; for longest: {said}"
-    return f"{said}; {_said(arrivals.late[1], arrivals.steps)}"
-
-
-def _said(one: LateRank, steps: int) -> str:
-    listed = [duration(s) for s in one.late_s] if len(one.late_s) <= MAX_LISTED else []
-    by = ", ".join(listed) or f"{duration(one.mean_late_s)} on average"
-    return f"rank {one.rank} arrives last in {len(one.iterations)} of {steps} steps, by {by} (mostly at {one.op})"

@@ -286,18 +286,15 @@ def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     return Said(evidence, f"move layers away from stage {stages[worst]}, or split its output layer")
 
 
-def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) -> TransferClass | None:
-    return max(attribution.transfers.classes, key=key, default=None)
-
-
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
-    worst = _worst(attribution, lambda k: k.contention)
-    if worst is None or attribution.of("contention") < attribution.of("transfer"):
+    classes = attribution.transfers.classes
+    if not classes or attribution.of("contention") < attribution.of("transfer"):
         advice = (
             "look for other work on the hosts and, where ranks are on several, for other traffic on their links; "
             "pacing cannot anticipate it"
         )
         return Said("transfers take longer now and then, at random", advice)
+    worst = max(classes, key=lambda one: one.contention)
     if worst.partner is not None:
         return _own_partner(worst, worst.partner)
     evidence = (
@@ -328,8 +325,7 @@ def _own_partner(slowed: TransferClass, partner: Partner) -> Said:
 
 
 def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
-    worst = _worst(attribution, lambda k: k.inflated)
-    assert worst is not None
+    worst = max(attribution.transfers.classes, key=lambda one: one.inflated)
     evidence = (
         f"{worst.op} takes {worst.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
         f"last steps predict it, correlation {worst.predictability:.2f}) that the job's own ranks do not explain"
@@ -339,8 +335,7 @@ def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
 
 
 def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
-    worst = _worst(attribution, lambda k: k.timeout_s)
-    assert worst is not None
+    worst = max(attribution.transfers.classes, key=lambda one: one.timeout_s)
     late_ms = worst.timeout_s * 1e3
     evidence = (
         f"{worst.collapsed:.0%} of the {worst.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
@@ -351,8 +346,7 @@ def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
 
 
 def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
-    worst = _worst(attribution, lambda k: float(k.link_K.max()))
-    assert worst is not None
+    worst = max(attribution.transfers.classes, key=lambda one: float(one.link_K.max()))
     k = int(np.argmax(worst.link_K))
     evidence = (
         f"{worst.op} of the group of {name_ranks(worst.ranks_K[k])} always takes {worst.link_K[k]:.2f} times as long "

@@ -92,17 +92,20 @@ def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
             varies_N[members] = np.median(np.abs(away_MT - apart_N[members, None]), axis=1)
     counts_R = np.maximum(np.bincount(rank, minlength=ranks), 1)
     offset_R = np.zeros(ranks)
-    for _ in range(_PASSES):
+
+    def left() -> Array:
+        """What the offsets leave of how far operations are apart from those that they meet."""
         left_N = apart_N - offset_R[rank]
         for members in sets:
             left_N[members] -= np.median(left_N[members])
-        more_R = np.bincount(rank, left_N, ranks) / counts_R
+        return left_N
+
+    for _ in range(_PASSES):
+        more_R = np.bincount(rank, left(), ranks) / counts_R
         offset_R += more_R
         if np.abs(more_R).max(initial=0.0) < 1e-3 * LEAST_SHARE * step_s:
             break
     offset_R -= np.median(offset_R)
-    left_N = apart_N - offset_R[rank]  # a clock is ahead by as much in every operation; who merely looks late is not
-    for members in sets:
-        left_N[members] -= np.median(left_N[members])
-    varies_R = np.bincount(rank, varies_N + np.abs(left_N), ranks) / counts_R
+    # a clock is ahead by as much in every operation; who merely looks late is not
+    varies_R = np.bincount(rank, varies_N + np.abs(left()), ranks) / counts_R
     return np.where(np.abs(offset_R) > np.maximum(LEAST_SHARE * step_s, varies_R / STEADY), offset_R, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -101,7 +101,8 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     ideal_NT = ideal_durations(matrix, own_NT)
     replayed_T, ideal_s = replay(graph, own_NT), float(replay(graph, ideal_NT).mean())
     replayed_s, measured_s = float(replayed_T.mean()), float(matrix.step_s_T.mean())
-    few, refused = _insufficient(matrix, graph, of), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
+    few = next(_insufficient(matrix, graph, of), "")
+    refused = next(self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s), "")
     causes: tuple[Cause, ...] = ()
     bare_s, doubt = None, ""
     slowdown = max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0
@@ -128,23 +129,24 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     )
 
 
-def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
+def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> Iterator[str]:
     if len(matrix.ranks) < 2:
-        return "one rank, without a peer to compare it with; give the traces of all ranks"
+        yield "one rank, without a peer to compare it with; give the traces of all ranks"
     if matrix.steps == 1 and not of:
-        return "one step does not show whether it lasts"
+        yield "one step does not show whether it lasts"
     if matrix.steps < MIN_STEPS:
-        return f"{matrix.steps} steps{of} are too few to see anything lasting; at least {MIN_STEPS} are needed"
+        yield f"{matrix.steps} steps{of} are too few to see anything lasting; at least {MIN_STEPS} are needed"
     computes = int((matrix.is_compute_N & matrix.usual_N).sum()) * matrix.steps // len(matrix.ranks)
     if 0 < computes < MIN_OPERATIONS:
-        return f"{computes} compute operations of a rank in {matrix.steps} steps; at least {MIN_OPERATIONS} are needed"
+        yield f"{computes} compute operations of a rank in {matrix.steps} steps; at least {MIN_OPERATIONS} are needed"
     if not (matrix.is_compute_N & matrix.usual_N & (matrix.duration_NT > 0.0).any(axis=1)).any():
-        return "no compute operation takes any time, so no rank can be late"
+        yield "no compute operation takes any time, so no rank can be late"
     if not (matrix.is_collective_N | matrix.is_transfer_N).any():
-        return "no collectives, so no rank waits for another"
+        yield "no collectives, so no rank waits for another"
     if not (graph.meets_N & matrix.usual_N).any():
-        return "no collective of the usual step is seen on two ranks, so nobody is seen to wait for another"
-    return "" if np.all(matrix.step_s_T > 0.0) else "steps that take no time"
+        yield "no collective of the usual step is seen on two ranks, so nobody is seen to wait for another"
+    if not np.all(matrix.step_s_T > 0.0):
+        yield "steps that take no time"
 
 
 MIN_KIND_SHARE: Final = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Final
 from paceenv.core.wording import format_list, name_ranks
 from paceenv.diagnosis.standstill import Root, Standstill, Wait
 from paceenv.importers.collective_names import op_name
-from paceenv.importers.flight_recorder import Dump, Entry, Group, Unit
+from paceenv.importers.flight_recorder import Dump, Group, Unit
 from paceenv.importers.inputs import split_recordings
 
 NOTHING_HANGS: Final = "nothing hangs: every operation that a dump shows has completed"
@@ -25,39 +26,9 @@ _FRAMES: Final = 3
 _LIBRARY: Final = ("/torch/", "torch/distributed", "site-packages/torch", "<frozen")
 _SAME_INPUT: Final = frozenset(("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"))
 """Collectives in which every member gives as much as the others."""
-
-
-@dataclass(frozen=True)
-class LastSeen:
-    """What a rank was last seen doing."""
-
-    rank: int
-    last: Entry | None  # None if its dump has none
-    last_group: str  # the group of that entry, described
-    blind: int  # collectives that its peers finished and it never saw end
-    behind: int  # collectives of ``next_group`` that others entered and it did not
-    next_op: str  # what it should have entered next, as others did; "" if nothing shows that
-    next_group: str
-    finished: int  # last collective that it finished in that group; -1 if unknown
-
-    @property
-    def frames(self) -> tuple[str, ...]:
-        """Where the program made its last call, library code left out where anything else is left."""
-        frames = () if self.last is None else self.last.frames
-        own = tuple(frame for frame in frames if not any(part in frame for part in _LIBRARY))
-        return (own or frames)[:_FRAMES]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        kept = ("op", "state", "created_s", "collective_seq", "p2p_seq", "frames")
-        return {
-            "rank": self.rank,
-            "last": self.last and {"group": self.last_group} | {key: getattr(self.last, key) for key in kept},
-            "ends_never_seen": self.blind,
-            "behind": self.behind,
-            "last_finished": self.finished if self.finished >= 0 else None,
-            "next": {"op": self.next_op, "group": self.next_group} if self.next_op else None,
-        }
+WAITS: Final = ("ranks", "wait in", "of the group", "for", "in the end for")
+LAST_SEEN: Final = ("rank", "last recorded", "behind", "did not enter", "called from")
+"""Columns of the two tables."""
 
 
 @dataclass(frozen=True)
@@ -103,24 +74,33 @@ class Hang:
         """Whether so many ranks saw no ends that their dumps are rather of an earlier moment."""
         return len(self.blind) > max(2, len(self.job.dumps) // 4)
 
-    @cached_property
-    def last_seen(self) -> tuple[LastSeen, ...]:
-        """What the ranks were last seen doing that stopped, are stuck or saw no ends."""
+    def last_seen(self) -> list[tuple[str, ...]]:
+        """Rows of what the ranks were last seen doing that stopped, are stuck or saw no ends."""
         stuck = {rank for root in self._roots("stuck", "circle") for rank in root.ranks}
         shown = {*self.stopped, *self.blind, *(stuck if len(stuck) < 9 else ())}
-        seen = (self._last_seen(rank) for rank in sorted(shown & set(self.job.dumps)))
-        return tuple(one for one in seen if not self.of_watchdog or one.next_op or one.frames)
+        rows = map(self._last_seen, sorted(shown & set(self.job.dumps)))
+        return [row for row in rows if not self.of_watchdog or row[3:] != ("-", "not recorded")]
 
-    def _last_seen(self, rank: int) -> LastSeen:
+    def _last_seen(self, rank: int) -> tuple[str, ...]:
         dump, ahead = self.job.dumps[rank], self._first_without(rank)
-        last = dump.entries[-1] if dump.entries else None
-        group = dump.groups[last.group].text if last is not None and last.group in dump.groups else ""
-        blind = self.job.blind.get(rank, 0)
-        if ahead is None:
-            return LastSeen(rank, last, group, blind, 0, "", "", -1)
-        entered, finished = self.job.entered[ahead.group], self.job.finished[ahead.group]
-        behind = 0 if ahead.is_p2p else max(entered.values()) - entered.get(rank, ahead.seq - 1)
-        return LastSeen(rank, last, group, blind, behind, ahead.text, ahead.group.text, finished.get(rank, -1))
+        did, behind, following = "nothing unfinished", 0, "-"
+        if ahead is not None:
+            entered, finished = self.job.entered[ahead.group], self.job.finished[ahead.group].get(rank, -1)
+            behind = 0 if ahead.is_p2p else max(entered.values()) - entered.get(rank, ahead.seq - 1)
+            following = f"{ahead.text} of {ahead.group.text}"
+            did += f"; {finished} was its last collective there" if finished >= 0 else ""
+        frames: tuple[str, ...] = ()
+        if dump.entries:
+            last = dump.entries[-1]
+            at = time.strftime(", at %H:%M:%S UTC", time.gmtime(last.created_s)) if last.created_s > 0.0 else ""
+            group = dump.groups[last.group].text if last.group in dump.groups else ""
+            did = f"{last.op} {last.p2p_seq if last.is_p2p else last.collective_seq} of {group}, {last.state}{at}"
+            own = tuple(frame for frame in last.frames if not any(part in frame for part in _LIBRARY))
+            frames = (own or last.frames)[:_FRAMES]
+        if blind := self.job.blind.get(rank, 0):
+            did += f"; {blind} ends never seen"
+        ahead_by = f"{behind} collectives" if behind else "-"
+        return str(rank), did, ahead_by, following, "; ".join(frames) or "not recorded"
 
     def _first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""
@@ -301,12 +281,12 @@ class Hang:
             "never_saw_ends": self.job.blind,
             "without_dump": self.job.silent,
             "mismatches": [mismatch.text for mismatch in self.mismatches],
-            "last_seen": self.last_seen,
             "waits": [
                 {"rank": rank, "wait_in": wait.unit.text, "group": wait.unit.group.text}
                 | {"absent": wait.absent, "busy": wait.busy, "in_the_end_for": ends[rank]}
                 for rank, wait in sorted(self.waits.items())
             ],
+            "last_seen": [dict(zip(LAST_SEEN, row, strict=True)) for row in self.last_seen()],
         }
 
 

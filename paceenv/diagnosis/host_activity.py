@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,13 @@ _LEAST_SHARE: Final = 0.01
 _LEAST_PART: Final = 0.5
 """Share of the lateness that a reason must explain."""
 _SAID_RANGES: Final = 3
+
+PARTS: Final = (
+    ("kernels", "compute_s"), ("copies to it", "to_device_s"), ("other copies", "other_copies_s"),
+    ("collectives exposed", "exposed_s"), ("hidden", "hidden_s"), ("waiting for its host", "host_wait_s"),
+    ("idle", "idle_s"), ("host in data loader", "loader_s"),
+)  # fmt: skip
+"""Where a step's time goes on a device, and what :class:`RankActivity` calls it."""
 
 Reason = Literal["host", "compute", "copies", "launch", "not shown"]
 _WHY: Final[dict[Reason, tuple[str, str]]] = {
@@ -52,43 +59,38 @@ _LOADER_CURE: Final = "more or faster workers of its data loader, or fetch ahead
 _LOADER: Final = ("DataLoader", "dataloader_next")
 
 
-class Worst(NamedTuple):
-    """One collective: its step, operation, place among its like there, and by how much a rank was late to it, s."""
+class Late(NamedTuple):
+    """One collective that a rank was the last to enter; ``place`` is its place among its like in the step."""
 
     iteration: int
-    op: str
     place: int
     late_s: float
+    mine: Collective
+    peers: tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
-class LateHost:
+class LateHost(LateRank):
     """One rank that arrives last, and what it spent more time on than its peers; times are means over the steps, s.
 
     Attributes:
-        iterations, late_s: in which steps it arrived last, and by how much, see :class:`LateRank`.
         worst: the collective to which it was late most.
         extra_s: time beyond its peers' before collectives that it was late to, in those steps, by reason.
         ranges: what its host did longer than its peers' before these collectives, largest first, by outermost range.
     """
 
-    rank: int  # its number
     steps: int  # steps looked at
-    iterations: tuple[int, ...]
-    late_s: tuple[float, ...]
-    worst: Worst
+    worst: Late
     reason: Reason  # what most of its lateness comes from
     extra_s: dict[Reason, float]
     ranges: dict[str, float]
+    SHOWN: ClassVar = ("rank", "steps", "iterations", "late_s", "reason", "extra_s", "ranges")
 
     @property
     def text(self) -> str:
         """In plain language, one line."""
-        usual = " on average" if len(self.late_s) > 1 else ""
-        return (
-            f"rank {self.rank} arrives last in {len(self.iterations)} of {self.steps} steps, by "
-            f"{duration(float(np.mean(self.late_s)))}{usual}; {self._why}"
-        )
+        usual, often = " on average" if len(self.late_s) > 1 else "", f"{len(self.iterations)} of {self.steps} steps"
+        return f"rank {self.rank} arrives last in {often}, by {duration(self.mean_late_s)}{usual}; {self._why}"
 
     @property
     def why(self) -> str:
@@ -105,17 +107,13 @@ class LateHost:
 
     @property
     def _why(self) -> str:
-        step, op, place, worst_s = self.worst
-        said = f"most in one collective at {op} #{place} of step {step} ({duration(worst_s)} after the others)"
-        seen = _WHY[self.reason][0].format(extra=duration(self.extra_s.get(self.reason)), host=self._host)
-        return f"{said}; {seen}" + (f": {self.cure}" if self.cure else "")
-
-    @property
-    def _host(self) -> str:
-        """What the host did longer than its peers'."""
+        worst, after = self.worst, f"{duration(self.worst.late_s)} after the others"
+        said = f"most in one collective at {worst.mine.op} #{worst.place} of step {worst.iteration} ({after})"
         words = {OUTSIDE: "no recorded operation (Python, or not running)"}
         named = ", ".join(f"{words.get(name, name)} (+{duration(s)})" for name, s in self.ranges.items())
-        return f"; on its host more time than on its peers' goes into {named}" if named else ""
+        host = f"; on its host more time than on its peers' goes into {named}" if named else ""
+        seen = _WHY[self.reason][0].format(extra=duration(self.extra_s.get(self.reason)), host=host)
+        return f"{said}; {seen}" + (f": {self.cure}" if self.cure else "")
 
 
 def find_late_hosts(
@@ -131,14 +129,14 @@ def find_late_hosts(
         of_rank[one.rank, one.iteration] = placed
         for place, c in placed:
             met[one.iteration, place][one.rank] = c
-    late: dict[int, list[_Late]] = defaultdict(list)
+    late: dict[int, list[Late]] = defaultdict(list)
     nth_NT = _nth(matrix)
     for n, t, begin_s, end_s in zip(*arrivals.waits, strict=True):
         rank, iteration = matrix.ranks[matrix.rank_N[n]], int(matrix.iteration_T[t])
         if end_s - begin_s > clock_error_s and (rank, iteration) in of_rank:
             place, mine = of_rank[rank, iteration][nth_NT[n, t]]
             peers = tuple(c for other, c in met[iteration, place].items() if other != rank)
-            late[rank] += [_Late(iteration, place[2], float(end_s - begin_s), mine, peers)] if peers else []
+            late[rank] += [Late(iteration, place[2], float(end_s - begin_s), mine, peers)] if peers else []
     ones_of = ((one, [each for each in late[one.rank] if each.iteration in one.iterations]) for one in arrivals.late)
     return tuple(_finding(one, arrivals.steps, ones, activity) for one, ones in ones_of if ones)
 
@@ -168,17 +166,7 @@ _Place = tuple[str, str, int]
 """Group, operation, and place among its like in the step."""
 
 
-class _Late(NamedTuple):
-    """One collective that a rank was the last to enter."""
-
-    iteration: int
-    place: int
-    late_s: float
-    mine: Collective
-    peers: tuple[Collective, ...]
-
-
-def _finding(rank: LateRank, steps: int, late: list[_Late], activity: Sequence[RankActivity]) -> LateHost:
+def _finding(rank: LateRank, steps: int, late: list[Late], activity: Sequence[RankActivity]) -> LateHost:
     kinds: list[tuple[Reason, str]] = [("compute", "compute_s"), ("copies", "copy_s"), ("host", "host_wait_s")]
     if any(np.isnan(one.host_wait_s) for one in activity if one.iteration in rank.iterations):
         del kinds[-1]
@@ -201,13 +189,10 @@ def _finding(rank: LateRank, steps: int, late: list[_Late], activity: Sequence[R
     shown = [kind for kind in (best, "launch") if extra_s[kind] >= _LEAST_PART * rank.mean_late_s]
     reason: Reason = shown[0] if shown else "not shown"
     largest = sorted(ranges.items(), key=lambda entry: -entry[1])[:_SAID_RANGES]
-    worst = max(late, key=lambda one: one.late_s)
     return LateHost(
-        rank=rank.rank,
+        **vars(rank),
         steps=steps,
-        iterations=rank.iterations,
-        late_s=rank.late_s,
-        worst=Worst(worst.iteration, worst.mine.op, worst.place, worst.late_s),
+        worst=max(late, key=lambda one: one.late_s),
         reason=reason,
         extra_s=extra_s,
         ranges={name: s for name, s in largest if s >= 0.05 * rank.mean_late_s} if reason == "host" else {},

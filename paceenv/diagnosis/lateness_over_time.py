@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -41,9 +41,9 @@ class LateTeam:
 class LatenessOverTime:
     """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
 
-    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` that of ``watch.Findings``. ``places`` says
-    what all late ranks have in common, ``alone`` are ranks without a peer to compare with. ``named`` is the rank that
-    arrives last in nearly every step, if one does.
+    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` that of ``watch.Findings``. ``places``
+    says what all late ranks have in common, ``alone`` are ranks without a peer to compare with. ``text`` is all of it
+    in words, the most important first.
     """
 
     late: tuple[LateTeam, ...]
@@ -55,32 +55,7 @@ class LatenessOverTime:
     places: tuple[str, ...]
     alone: tuple[int, ...]
     why_not: str
-    named: int | None = None
-    SHOWN: ClassVar = (*("late", "past", "pattern", "lost_s", "step_s", "steps", "places", "alone", "why_not", "text"),)
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        """All of it in words, the most important first."""
-        if self.why_not:
-            return (f"when ranks turned late cannot be determined: {self.why_not}",)
-        if self.pattern == watch.IN_TURNS:
-            ranks = sorted({rank for team in (*self.late, *self.past) for rank in team.ranks})
-            lines = [words.turns_line(ranks, self.lost_s, self.step_s), *self.places]
-        else:
-            lines = [*(team.text for team in self.late), *self.places, *(team.text for team in self.past[:LISTED])]
-            if len(self.past) > LISTED:
-                lines.append(f"{len(self.past) - LISTED} more ranks were late for a while")
-        if self.named is not None:
-            if not any(self.named in team.ranks for team in self.late):
-                lines.append(f"rank {self.named} arrives last in nearly every step; since when is not settled")
-        elif self.pattern == watch.VARIATION:
-            share = self.lost_s / self.step_s
-            lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
-        if self.alone:
-            lines.append(
-                f"{name_ranks(self.alone)}: no other rank has the same stage, so lateness cannot be determined"
-            )
-        return tuple(lines) or ("no rank is late",)
+    text: tuple[str, ...]
 
 
 def own_work(matrix: OperationMatrix) -> Array:
@@ -120,25 +95,34 @@ def find_lateness(
     findings = watch.find_late_ranks(
         own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=groups
     )
-    late = _teams(matrix, findings.late, findings.step_s)
-    places: dict[str, Mapping[int, Hashable]] = {}
-    if len(groups) > 1:
-        places[common_place.STAGE] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
-    if hosts:
-        places[common_place.HOST] = hosts
-    place = common_place.in_common([rank for team in late for rank in team.ranks], matrix.ranks, places)
-    return LatenessOverTime(
-        late=late,
-        past=_teams(matrix, findings.past, findings.step_s),
-        pattern=findings.pattern,
-        lost_s=findings.lost_s,
-        step_s=findings.step_s,
-        steps=matrix.steps,
-        places=(place,) if place else (),
-        alone=tuple(alone) if not why_not else (),
-        why_not=why_not,
-        named=named,
+    late, past = (
+        tuple(_team(matrix, team, findings.step_s) for team in words.teams(rows, TOGETHER_STEPS))
+        for rows in (findings.late, findings.past)
     )
+    places: dict[str, Mapping[int, Hashable]] = {common_place.HOST: hosts} if hosts else {}
+    if len(groups) > 1:
+        places = {common_place.STAGE: dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))} | places
+    ranks = [rank for team in late for rank in team.ranks]
+    place = tuple(filter(None, [common_place.in_common(ranks, matrix.ranks, places)]))
+    if findings.pattern == watch.IN_TURNS:
+        ranks = sorted({rank for team in (*late, *past) for rank in team.ranks})
+        lines = [words.turns_line(ranks, findings.lost_s, findings.step_s), *place]
+    else:
+        lines = [*(team.text for team in late), *place, *(team.text for team in past[:LISTED])]
+        lines += [f"{len(past) - LISTED} more ranks were late for a while"] * (len(past) > LISTED)
+    if named is not None:
+        if not any(named in team.ranks for team in late):
+            lines.append(f"rank {named} arrives last in nearly every step; since when is not settled")
+    elif findings.pattern == watch.VARIATION:
+        share = findings.lost_s / findings.step_s
+        lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
+    if alone:
+        lines.append(f"{name_ranks(alone)}: no other rank has the same stage, so lateness cannot be determined")
+    if why_not:
+        alone, lines = [], [f"when ranks turned late cannot be determined: {why_not}"]
+    text = tuple(lines) or ("no rank is late",)
+    found = findings.pattern, findings.lost_s, findings.step_s
+    return LatenessOverTime(late, past, *found, matrix.steps, place, tuple(alone), why_not, text)
 
 
 def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
@@ -151,10 +135,6 @@ def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
     if not own_s_RT.any():
         return "the trace has no work besides communication"
     return ""
-
-
-def _teams(matrix: OperationMatrix, rows: Sequence[watch.LateRank], step_s: float) -> tuple[LateTeam, ...]:
-    return tuple(_team(matrix, team, step_s) for team in words.teams(rows, TOGETHER_STEPS))
 
 
 def _team(matrix: OperationMatrix, rows: Sequence[watch.LateRank], step_s: float) -> LateTeam:

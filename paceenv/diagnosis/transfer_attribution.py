@@ -79,132 +79,107 @@ class TransferAttribution(Components):
 def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: float) -> TransferAttribution:
     """Split a job's collectives into components."""
     operation = np.flatnonzero(graph.meets_N & matrix.usual_N)
-    where = np.full(len(matrix.op_N), -1, np.int64)
-    where[operation] = np.arange(len(operation))
-    shape = (len(operation), matrix.steps)
-    base_s, link = np.zeros((len(operation), 1)), np.ones((len(operation), 1))
-    beside, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
-    timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
+    every, last_KT = _classes(matrix, graph, operation, own_NT), last_arrivals(matrix, graph)
+    partner_of = find_partners(matrix, [one.members for one in every], own_NT)
+    for one in every:
+        one.partner = partner_of.get(int(one.members[0][0]))
     classes, uplinks = [], []
-    meeting, last_KT = _classes(matrix, graph, operation), last_arrivals(matrix, graph)
-    partner_of = find_partners(matrix, meeting, own_NT)
-    for chain in _chains(matrix, graph, meeting, own_NT, last_KT):
-        at_CK = [[where[m] for m in members] for members in chain]
-        own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
-        partners = [partner_of.get(int(members[0][0])) for members in chain]
-        if not _matters(matrix, chain, own_CKT, step_s, partners):
-            for at, own_KT, members in zip(at_CK, own_CKT, chain, strict=True):
-                middle_s = float(np.median(own_KT))
-                for a, m in zip(at, members, strict=True):
-                    base_s[a] = middle_s
-                    rest[a] = own_NT[m] / max(middle_s, 1e-12)
+    for chain in _chains(matrix, every, last_KT):
+        if not _matters(matrix, chain, step_s):
             continue
-        found_C = [TransferClass(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
-        tasks = _tasks(graph, chain[0])
-        uplink_s = _contend(last_KT[tasks], found_C, partners)
-        if uplink_s is not None:
+        classes += chain
+        for one in chain:
+            one.take_off_modes()
+        seconds = _contend(last_KT[chain[0].tasks_K], chain)
+        if seconds is not None:
+            mine = (np.concatenate([one.members[k] for one in chain]) for k in range(chain[0].groups))
             uplinks.append(
-                Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *uplink_s)
+                Shared(chain[0].tasks_K, tuple(np.flatnonzero(np.isin(operation, m)) for m in mine), *seconds)
             )
-        link_K = _links(np.sum([transfers.left_KT for transfers in found_C], axis=0))
-        for transfers in found_C:
-            transfers.link_K, transfers.left_KT = link_K, transfers.left_KT / link_K[:, None]
-        is_tenant, predictable, inflated = _tenant([transfers.left_KT for transfers in found_C if not transfers.queued])
-        for transfers, at, members in zip(found_C, at_CK, chain, strict=True):
-            if not transfers.queued:
-                transfers.predictability, transfers.inflated = predictable, inflated
-            tenant_KT = transfers.tenant_KT() if is_tenant and not transfers.queued else np.ones_like(transfers.left_KT)
-            alone_s = float(np.median(transfers.left_KT / tenant_KT))
-            classes.append(transfers)
-            for k, a in enumerate(at):
-                base_s[a], link[a], tenant[a] = alone_s, link_K[k], tenant_KT[k]
-                if transfers.partner is not None:
-                    beside[a] = transfers.contention_KT[k]
-                timeout_s[a] = transfers.timeout_KT[k]
-                explained = base_s[a] * link[a] * transfers.contention_KT[k] * tenant[a]
-                rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
-                beyond_T = transfers.hiccup_KT[k]
-                hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
-                rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
-    factors = {"link": link, "contention": beside, "tenant": tenant, "transfer": rest}
-    seconds = {"timeout": timeout_s, "hiccup": hiccup_s}
-    return TransferAttribution(operation, base_s, factors, seconds, tuple(classes), tuple(uplinks))
+        link_K = _links(np.sum([one.left_KT for one in chain], axis=0))
+        for one in chain:
+            one.link_K, one.left_KT = link_K, one.left_KT / link_K[:, None]
+        _take_off_tenant([one for one in chain if not one.queued])
+        for one in chain:
+            one.alone_K = np.full(one.groups, float(np.median(one.left_KT / one.tenant_KT)))
+    group_N = np.zeros(len(matrix.op_N), np.int64)
+    for k, members in enumerate(members for one in every for members in one.members):
+        group_N[members] = k
+
+    def of_operations(name: str) -> Array:
+        """What the classes have by group, for each operation."""
+        of_groups = [np.reshape(getattr(one, name), (one.groups, -1)) for one in every]
+        return np.concatenate(of_groups)[group_N[operation]] if every else np.ones((0, matrix.steps))
+
+    base_s, link, tenant, timeout_s = map(of_operations, ("alone_K", "link_K", "tenant_KT", "timeout_KT"))
+    explained, beyond = base_s * link * of_operations("contention_KT") * tenant, of_operations("hiccup_KT") > 0.0
+    rest = np.maximum(own_NT[operation] - timeout_s, 0.0) / np.maximum(explained, 1e-12)
+    hiccup_s = np.where(beyond, np.maximum(rest - 1.0, 0.0) * explained, 0.0)
+    rest = np.where(beyond, np.minimum(rest, 1.0), rest)
+    factors = {"link": link, "contention": of_operations("partner_KT"), "tenant": tenant, "transfer": rest}
+    more_s = {"timeout": timeout_s, "hiccup": hiccup_s}
+    return TransferAttribution(operation, base_s, factors, more_s, tuple(classes), tuple(uplinks))
 
 
-def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list[list[Integers]]:
-    """Sets that meet, by name, bytes, stage and place in the step; each as its operations, in the order of ranks."""
+def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers, own_NT: Array) -> list[TransferClass]:
+    """Sets that meet, by name, bytes, stage and place in the step."""
     task = graph.task_of_N[operation]
     order = np.argsort(task, kind="stable")
-    sets = np.split(operation[order], np.flatnonzero(np.diff(task[order])) + 1)
+    sets = np.split(operation[order], np.flatnonzero(np.diff(task[order])) + 1) if len(operation) else []
     classes: dict[tuple[int, ...], list[Integers]] = {}
     for members in sets:
         first = members[0]
         stage = -1 if matrix.bytes_N[first] else matrix.stage_N[first]  # stages have payloads of different size
         key = (matrix.op_N[first], matrix.bytes_N[first], stage, matrix.micro_batch_N[first])
         classes.setdefault((*map(int, key), int(matrix.position_N[first])), []).append(members)
-    return [sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in classes.values()]
+    in_order = (sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in classes.values())
+    return [TransferClass(matrix, graph, members, own_NT) for members in in_order]
 
 
-def _tasks(graph: Graph, members: list[Integers]) -> Integers:
-    return graph.task_of_N[[m[0] for m in members]]
-
-
-def _chains(
-    matrix: OperationMatrix, graph: Graph, classes: list[list[Integers]], own_NT: Array, last_KT: Array
-) -> list[list[list[Integers]]]:
+def _chains(matrix: OperationMatrix, classes: list[TransferClass], last_KT: Array) -> list[list[TransferClass]]:
     """Classes of the same groups that follow each other without a pause, as buckets do.
 
     A group meets the others on the uplink with whatever bucket each of them is at, so they only make sense together.
     """
-    chains: list[list[list[Integers]]] = []
-    last: dict[tuple[bytes, ...], tuple[list[list[Integers]], Array]] = {}
-    begin_CKT = [last_KT[_tasks(graph, members)] for members in classes]
-    for i in np.argsort([float(np.median(begin_KT)) for begin_KT in begin_CKT], kind="stable"):
-        members, begin_KT = classes[i], begin_CKT[i]
-        groups = tuple(matrix.rank_N[m].tobytes() for m in members)
-        lasts_KT = np.stack([own_NT[m].max(axis=0) for m in members])
-        side_by_side = len(members) > 1 and bool(matrix.is_collective_N[members[0][0]])
-        chain, end_KT = last.get(groups, ([], np.full_like(begin_KT, np.nan)))
+    chains: list[list[TransferClass]] = []
+    last: dict[tuple[tuple[int, ...], ...], tuple[list[TransferClass], Array]] = {}
+    for one in sorted(classes, key=lambda one: float(np.median(last_KT[one.tasks_K]))):
+        begin_KT = last_KT[one.tasks_K]
+        side_by_side = one.groups > 1 and bool(matrix.is_collective_N[one.members[0][0]])
+        chain, end_KT = last.get(one.ranks_K, ([], np.full_like(begin_KT, np.nan)))
         there = np.isfinite(begin_KT) & np.isfinite(end_KT)
         pause_s = float(np.median(begin_KT[there] - end_KT[there])) if there.any() else np.inf
-        if side_by_side and abs(pause_s) <= MAX_PAUSE * float(np.median(lasts_KT)):
-            chain.append(members)
+        if side_by_side and abs(pause_s) <= MAX_PAUSE * float(np.median(one.left_KT)):
+            chain.append(one)
         else:
-            chain = [members]
+            chain = [one]
             chains.append(chain)
-        last[groups] = chain, begin_KT + lasts_KT
+        last[one.ranks_K] = chain, begin_KT + one.left_KT
     return chains
 
 
-def _matters(
-    matrix: OperationMatrix,
-    chain: list[list[Integers]],
-    own_CKT: list[Array],
-    step_s: float,
-    partners: list[Partner | None],
-) -> bool:
+def _matters(matrix: OperationMatrix, chain: list[TransferClass], step_s: float) -> bool:
     """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into."""
-    if any(partners):
+    if any(one.partner for one in chain):
         return True
-    spared_s = sum(float(own_KT.mean() - np.quantile(own_KT, _BEST)) for own_KT in own_CKT)
-    side_by_side = len(chain[0]) > 1 and sum(float(np.median(own_KT)) for own_KT in own_CKT) > MIN_SHARE * step_s
-    return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
+    spared_s = sum(float(one.left_KT.mean() - np.quantile(one.left_KT, _BEST)) for one in chain)
+    side_by_side = chain[0].groups > 1 and sum(float(np.median(one.left_KT)) for one in chain) > MIN_SHARE * step_s
+    return bool(matrix.is_collective_N[chain[0].members[0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
 
 
-def _contend(
-    arrival_KT: Array, classes: list[TransferClass], partners: list[Partner | None]
-) -> tuple[float, float] | None:
+def _contend(arrival_KT: Array, classes: list[TransferClass]) -> tuple[float, float] | None:
     """Take off what costs the classes of a chain time on their links, where that explains how long they take.
 
     Returns:
         The fitted seconds of a shared uplink (:class:`Shared`), None where none is found.
     """
-    if any(partners):
-        for transfers, one in zip(classes, partners, strict=True):
-            if one is not None:
-                transfers.contend(True, one.factor_KT, one)
+    if any(one.partner for one in classes):
+        for one in classes:
+            if one.partner is not None:
+                one.contend(True, one.partner.factor_KT)
+                one.partner_KT = one.contention_KT
         return None
-    left_KT = np.sum([transfers.left_KT for transfers in classes], axis=0)
+    left_KT = np.sum([one.left_KT for one in classes], axis=0)
     if len(left_KT) == 1:
         return None
     # brings SciPy's optimizer and the engine, which take a second
@@ -213,73 +188,74 @@ def _contend(
     known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
     fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
     factor_KT = contention(known_KT, fit.alone_s, fit.work_s) if fit.contended else np.ones_like(left_KT)
-    for transfers in classes:
-        transfers.contend(fit.contended, factor_KT)
+    for one in classes:
+        one.contend(fit.contended, factor_KT)
     return (fit.alone_s, fit.work_s) if fit.contended else None
 
 
 class TransferClass:
     """One class of collectives, of which ``groups`` run side by side, and what was found about it.
 
-    ``left_KT`` is what is left of its durations, from which causes are taken off in turn: timeouts and hiccups, what
-    groups or a ``partner`` (the job's own reduction beside them) cost each other, links, a tenant. ``link_K`` are
-    factors of the groups, whose ranks are ``ranks_K``, ``contention_KT`` those of contention; ``contended`` is None
-    where the trace does not identify it. ``predictability`` is how well the past predicts the next duration,
-    ``inflated`` the mean over the best one, less 1. ``timeout_s`` is how much longer collapsed steps take (0: none),
-    ``collapsed`` their share.
+    ``members`` are the operations of each group, in the order of ranks, ``tasks_K`` their tasks. ``left_KT`` is what is
+    left of its durations, from which causes are taken off in turn: timeouts and hiccups, what groups or a ``partner``
+    (the job's own reduction beside them) cost each other, links, a tenant. ``alone_K`` is what they take by themselves;
+    ``link_K``, whose ranks are ``ranks_K``, ``contention_KT`` (``partner_KT`` of a partner) and ``tenant_KT`` are
+    factors. ``contended`` is None where the trace does not identify it. ``predictability`` is how well the past
+    predicts the next duration, ``inflated`` the mean over the best one, less 1. ``timeout_s`` is how much longer
+    collapsed steps take (0: none), ``collapsed`` their share.
     """
 
     contended: bool | None = False
     partner: Partner | None = None
-    predictability = inflated = 0.0
+    predictability = inflated = timeout_s = collapsed = 0.0
 
-    def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
+    def __init__(self, matrix: OperationMatrix, graph: Graph, members: list[Integers], own_NT: Array) -> None:
+        self.members, self.tasks_K = members, graph.task_of_N[[m[0] for m in members]]
         self.op, self.groups = matrix.ops[matrix.op_N[members[0][0]]], len(members)
         self.queued = self.op in QUEUED_OPS  # at a port, which hides other traffic on the links
         self.ranks_K = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
-        self.link_K, self.contention_KT = np.ones(self.groups), np.ones(own_KT.shape)
-        self.timeout_KT, self.timeout_s, self.collapsed = self._timeouts(own_KT)
-        self.left_KT = own_KT - self.timeout_KT
-        self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
-        usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
-        if not self.queued:
-            threshold = max(stall_threshold(self.left_KT / usual_K), MIN_HICCUP)
-            self.hiccup_KT = self.left_KT > threshold * usual_K
-            self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
+        self.left_KT = np.stack([own_NT[m].max(axis=0) for m in members])
+        self.alone_K, self.link_K = np.full(self.groups, float(np.median(self.left_KT))), np.ones(self.groups)
+        self.contention_KT = self.partner_KT = self.tenant_KT = np.ones(self.left_KT.shape)
+        self.timeout_KT = self.hiccup_KT = np.zeros(self.left_KT.shape)
 
     @property
     def contention(self) -> float:
         """How many times longer than alone its collectives take."""
         return float(self.contention_KT.mean())
 
-    def contend(self, contended: bool | None, factor_KT: Array, partner: Partner | None = None) -> None:
+    def contend(self, contended: bool | None, factor_KT: Array) -> None:
         """Take off what the groups cost each other, or a partner costs them."""
-        self.contended, self.contention_KT, self.partner = contended, factor_KT, partner
+        self.contended, self.contention_KT = contended, factor_KT
         self.left_KT = self.left_KT / factor_KT
 
-    def tenant_KT(self) -> Array:
-        """What a tenant costs, as a factor that all groups have in common."""
-        mean_T = self.left_KT.mean(axis=0)
-        factor_T = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
-        return np.broadcast_to(factor_T, self.left_KT.shape)
+    def take_off_modes(self) -> None:
+        """Take off timeouts of those that queue, or hiccups of the others."""
+        if self.queued:
+            self._take_off_timeouts()
+            return
+        usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
+        threshold = max(stall_threshold(self.left_KT / usual_K), MIN_HICCUP)
+        self.hiccup_KT = (self.left_KT > threshold * usual_K).astype(np.float64)
+        self.left_KT = np.where(self.hiccup_KT > 0.0, usual_K, self.left_KT)
 
-    def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
+    def _take_off_timeouts(self) -> None:
         """What collapsed steps take longer than the others, where durations have two modes that far apart."""
-        lasts_T = own_KT.max(axis=0)
+        lasts_T = self.left_KT.max(axis=0)
         ordered = np.sort(lasts_T)
-        if not self.queued or len(ordered) < 2 * MIN_COLLAPSED:
-            return np.zeros_like(own_KT), 0.0, 0.0
+        if len(ordered) < 2 * MIN_COLLAPSED:
+            return
         inner = ordered[MIN_COLLAPSED - 1 : len(ordered) - MIN_COLLAPSED + 1]
         gap = int(np.argmax(np.diff(inner)))  # the widest one, whichever mode has more steps
         upper_T = lasts_T > 0.5 * (inner[gap] + inner[gap + 1])
         low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
         spread = float(lasts_T[~upper_T].std())
-        apart = high - low >= max(MIN_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
-        if not apart:
-            return np.zeros_like(own_KT), 0.0, 0.0
-        usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
-        timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)
-        return timeout_KT, high - low, float(upper_T.mean())
+        if high - low >= max(MIN_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread:
+            usual_K = np.median(self.left_KT[:, ~upper_T], axis=1, keepdims=True)
+            is_late = self.left_KT > usual_K + 0.5 * (high - low)
+            self.timeout_KT = np.where(is_late, self.left_KT - usual_K, 0.0)
+            self.timeout_s, self.collapsed = high - low, float(upper_T.mean())
+            self.left_KT = self.left_KT - self.timeout_KT
 
 
 def _links(left_KT: Array) -> Array:
@@ -295,20 +271,25 @@ def _links(left_KT: Array) -> Array:
     return np.where(differs_K, factor_K, 1.0)
 
 
-def _tenant(left_CKT: list[Array]) -> tuple[bool, float, float]:
+def _take_off_tenant(chain: list[TransferClass]) -> None:
     """Whether the rest of a payload comes and goes as another job does, how predictable it is, how much it grows.
 
     Of its buckets together, as a tenant meets any.
     """
-    if not left_CKT:
-        return False, 0.0, 0.0
-    lasts_T = np.maximum(np.sum([left_KT.mean(axis=0) for left_KT in left_CKT], axis=0), 1e-12)
+    if not chain:
+        return
+    lasts_T = np.maximum(np.sum([one.left_KT.mean(axis=0) for one in chain], axis=0), 1e-12)
     best_s, much_s = np.quantile(lasts_T, (_BEST, 1.0 - _BEST))
     inflated = float(lasts_T.mean() / best_s) - 1.0
     predictable = predictability(np.log(lasts_T))  # of logarithms: a few outliers would hide what all others share
     returns = len(lasts_T) >= MIN_TENANT_STEPS and predictable >= MIN_PREDICTABILITY
     much = inflated >= 0.5 * MIN_TENANT and bool(much_s >= (1.0 + MIN_TENANT) * best_s)
-    return returns and much, predictable, inflated
+    for one in chain:
+        one.predictability, one.inflated = predictable, inflated
+        if returns and much:  # as a factor that all groups have in common
+            mean_T = one.left_KT.mean(axis=0)
+            factor_T = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
+            one.tenant_KT = np.broadcast_to(factor_T, one.left_KT.shape)
 
 
 def predictability(x_T: Array) -> float:

@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from paceenv.core.metrics import correlation_length
 from paceenv.core.wording import duration
+from paceenv.diagnosis.host_activity import PARTS
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.timelines import RankActivity
 
 STEP: Final = "step"
-_PARTS: Final = {
-    "compute_s": "kernels", "exposed_s": "collectives exposed", "host_wait_s": "waiting for its host",
-    "idle_s": "idle", "loader_s": "host in data loader",
-}  # fmt: skip
 _SMALLEST_S: Final = 1e-7
 """Parts that take less in both runs are left out."""
 _LEAST: Final = 4
@@ -64,12 +61,10 @@ def of_log(log: StepLog) -> dict[str, Array]:
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
     """Steps, and the mean over ranks of where devices spend them."""
     parts = {STEP: matrix.step_s_T}
-    for name, words in _PARTS.items():
-        of_step: dict[int, list[float]] = {}
-        for one in activity:
-            of_step.setdefault(one.iteration, []).append(float(getattr(one, name)))
-        if of_step:
-            parts[words] = np.array([np.mean(values) for values in of_step.values()])
+    iterations = sorted({one.iteration for one in activity})
+    for words, name in PARTS if activity else ():
+        of_step = ([getattr(one, name) for one in activity if one.iteration == at] for at in iterations)
+        parts[words] = np.array([np.mean(values) for values in of_step])
     return parts
 
 

@@ -73,12 +73,44 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
+class Paced:
+    """A policy on the fitted clusters: throughput against no pacing, CV with and without, delay as a share of a step.
+
+    ``outside`` says whether it met conditions outside its calibrated range.
+    """
+
+    policy: str
+    gain: Interval  # of throughput, a share
+    cv: float
+    cv_passive: float
+    delay_share: float
+    outside: str = ""
+    SHOWN: ClassVar = ("policy", "gain", "cv", "cv_passive", "delay_share", "verdict", "outside")
+
+    @property
+    def verdict(self) -> str:
+        """The interval in words."""
+        word = word_of(self.gain)
+        more = {
+            "makes no difference": f" (less than {NO_DIFFERENCE:.1%})",
+            "is open": "; this trace does not show whether it helps",
+        }
+        return word + more.get(word, "")
+
+    @property
+    def text(self) -> str:
+        """Its gain in words."""
+        return f"{self.policy} {_gain(self.gain)}"
+
+
+@dataclass(frozen=True)
 class Pacing:
     """What policies gained on clusters fitted to the trace."""
 
-    gains: tuple[tuple[str, Interval], ...] = ()  # of throughput, a share, by policy; empty: not simulated
+    policies: tuple[Paced, ...] = ()  # empty: not simulated
     why_not: str = ""  # why nothing was simulated
     doubt: str = ""  # why the fitted clusters may not be the job; "" if nothing
+    clusters: int = 0  # how many
 
 
 @dataclass(frozen=True)
@@ -88,7 +120,7 @@ class Verdict:
     lost: str  # what the job loses, or that it is healthy, or why that cannot be said
     claim: Claim  # whether pacing helps
     said: str  # the claim in words, with numbers
-    best: tuple[str, Interval] | None  # the policy with the largest gain; None where nothing was simulated
+    best: Paced | None  # the policy with the largest gain; None where nothing was simulated
     unseen: str  # what a trace without a cause cannot show; "" with one
     measured: Interval | None = None  # gain of the delays in the trace itself; None without any
 
@@ -105,12 +137,12 @@ class Verdict:
             return f"{cause.advice}; {cause.pacing} may help (not simulated here)"
         words = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
         seen = [f"measured in this file: {_gain(self.measured)}"] if self.measured else []
-        seen += [f"simulated: {_shown(self.best)}"] if self.best else []
+        seen += [f"simulated: {self.best.text}"] if self.best else []
         return f"{cause.advice}; or {cause.pacing}, {words[self.claim]} ({'; '.join(seen)})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        policy, gain = self.best or (None, None)
+        policy, gain = (self.best.policy, self.best.gain) if self.best else (None, None)
         pacing = {"claim": self.claim, "policy": policy, "throughput_gain": gain, "measured": self.measured}
         return {"text": self.text, "lost": self.lost, "pacing": pacing}
 
@@ -118,102 +150,87 @@ class Verdict:
 def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None) -> Verdict:
     """The verdict."""
     pacing = pacing or Pacing()
-    best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
-    claim = _claim(diagnosis, pacing)
+    best = max(pacing.policies, key=lambda one: (word_of(one.gain) == "helps", one.gain.value), default=None)
     measured = diagnosis.paced_steps.gain if diagnosis.paced_steps and diagnosis.paced_steps.gain.is_bounded else None
-    seen = [gain for gain in (best and best[1], measured) if gain is not None]
+    seen = [gain for gain in (best.gain if best else None, measured) if gain is not None]
     is_paying = any(word_of(gain) == "helps" and gain.value >= MIN_LOST for gain in seen)
-    unseen = ""
+    claim, lost = _claim(diagnosis, pacing, measured), _lost(diagnosis, is_paying=is_paying)
+    said = _simulated(diagnosis, pacing, claim, best) if measured is None else _measured(measured, pacing, best)
+    unseen = "" if diagnosis.refused or diagnosis.causes or diagnosis.late else BLIND_SPOT
+    return Verdict(lost, claim, said, best, unseen, measured)
+
+
+def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
+    """What the job loses, led by what its agent says."""
+    costs = [f"{c.cause} {c.lost_s / diagnosis.step_time_s:.0%}" for c in diagnosis.causes[:3]]
     if diagnosis.refused:
         lost = f"{diagnosis.refused}; {diagnosis.arrivals.text}"
         if diagnosis.arrivals.named is not None and REPLAY_FAILS in diagnosis.refused and not diagnosis.agent:
             shares = f"what that costs is not known ({diagnosis.refused})"
             lost = f"{diagnosis.arrivals.culprits}; {shares}; {diagnosis.arrivals.where}"
     elif diagnosis.late and not (diagnosis.causes and diagnosis.causes[0].cause in OF_ONE_RANK):
-        lost = _find_out(diagnosis)
+        # the agent names a late rank, and the replay, which knows no waits for a rank, divides its cost up otherwise
+        they_are, it = ("they are", "they have") if len(diagnosis.late) > 1 else ("it is", "it has")
+        lost = f"find out why {they_are} late: clocks, the host, the data loader, or work that only {it}"
+        lost += diagnosis.doubt
+        lost += f"; the replay cannot tell this from {', '.join(costs)} of the step" if costs else ""
     elif diagnosis.causes:
-        lost = _costs(diagnosis)
+        first = diagnosis.causes[0]
+        besides = f" ({', '.join(costs[1:])} besides)" if costs[1:] else ""
+        share = f"{first.lost_s / diagnosis.step_time_s:.0%}"
+        lost = f"{first.cause} costs {share} of the step{besides}: {first.advice}{diagnosis.doubt}"
     else:
-        is_healthy = not is_paying and not diagnosis.late and not diagnosis.ended
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
+        is_healthy = not (is_paying or diagnosis.ended)
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
-        unseen = BLIND_SPOT
     lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
-    if diagnosis.ended:
-        died = "the job died or hangs; before that" if diagnosis.agent else "a job died or hangs; in the trace"
-        lost = f"{died}, {lost}"
-    return Verdict(lost, claim, _said(diagnosis, pacing, claim, best), best, unseen, measured)
+    died = "the job died or hangs; before that" if diagnosis.agent else "a job died or hangs; in the trace"
+    return f"{died}, {lost}" if diagnosis.ended else lost
 
 
-def _claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
+def _claim(diagnosis: Diagnosis, pacing: Pacing, measured: Interval | None) -> Claim:
     """Whether pacing helps; what the trace itself shows of it goes before any simulation."""
-    simulated = _simulated_claim(diagnosis, pacing)
-    if diagnosis.paced_steps is None or not diagnosis.paced_steps.gain.is_bounded:
-        return simulated
-    if word_of(diagnosis.paced_steps.gain) == "helps":
+    words = {word_of(one.gain) for one in pacing.policies}
+    if (word_of(measured) if measured is not None else "helps" if "helps" in words else "") == "helps":
         return "helps"
-    return "gains nothing" if simulated == "gains nothing" else "is open"
-
-
-def _simulated_claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
-    if not pacing.gains:
-        return "not simulated"
-    if any(word_of(gain) == "helps" for _, gain in pacing.gains):
-        return "helps"
-    may_help = any(gain.high >= NO_DIFFERENCE for _, gain in pacing.gains)
+    if not words:
+        return "not simulated" if measured is None else "is open"
+    may_help = "helps" in words or any(one.gain.high >= NO_DIFFERENCE for one in pacing.policies)
     # a cluster that is not the job cannot show that nothing helps the job, unless delays do not act on what it suffers
     is_sketch = bool(diagnosis.refused or (pacing.doubt and diagnosis.causes and diagnosis.causes[0].pacing))
     return "is open" if may_help or is_sketch else "gains nothing"
 
 
-def _costs(diagnosis: Diagnosis) -> str:
-    first, *others = diagnosis.causes
-    text = f"{first.cause} costs {first.lost_s / diagnosis.step_time_s:.0%} of the step"
-    if others:
-        text += " (" + ", ".join(f"{c.cause} {c.lost_s / diagnosis.step_time_s:.0%}" for c in others[:2]) + " besides)"
-    return f"{text}: {first.advice}{diagnosis.doubt}"
-
-
-def _find_out(diagnosis: Diagnosis) -> str:
-    """The agent names a late rank, and the replay, which knows no waits for a rank, divides its cost up otherwise."""
-    they_are, it = ("they are", "they have") if len(diagnosis.late) > 1 else ("it is", "it has")
-    text = f"find out why {they_are} late: clocks, the host, the data loader, or work that only {it}{diagnosis.doubt}"
-    costs = ", ".join(f"{c.cause} {c.lost_s / diagnosis.step_time_s:.0%}" for c in diagnosis.causes[:3])
-    return f"{text}; the replay cannot tell this from {costs} of the step" if costs else text
-
-
-def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
-    if diagnosis.paced_steps is not None and diagnosis.paced_steps.gain.is_bounded:
-        return _measured(diagnosis.paced_steps.gain, pacing, best)
+def _simulated(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: Paced | None) -> str:
+    """What a simulation says, or why there is none."""
     acted_on = [cause for cause in diagnosis.causes if cause.pacing]  # those that delays act on
     names = " and ".join(cause.cause for cause in acted_on)
-    if claim == "not simulated":
+    if best is None:
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
         if diagnosis.refused:
             return f"whether pacing helps cannot be said ({why})"
         if acted_on:
             return f"pacing may help against {names} ({why})"
         return f"the trace shows no cause that delays act on; whether pacing gains anything was not tried ({why})"
-    shown = _shown(best)
     doubt = f"; a sketch: {pacing.doubt}" if pacing.doubt else ""
     if claim == "is open":
-        return f"whether pacing helps is open (simulated: {shown}{doubt})"
+        return f"whether pacing helps is open (simulated: {best.text}{doubt})"
+    against = f" against {names}" if names else ""
     if claim == "gains nothing":
-        return f"pacing gains nothing{f' against {names}' if names else ''} (simulated: the best is {shown}{doubt})"
-    assert best is not None
+        return f"pacing gains nothing{against} (simulated: the best is {best.text}{doubt})"
     if diagnosis.refused:
-        return f"pacing helps (simulated: {shown}{doubt})"
+        return f"pacing helps (simulated: {best.text}{doubt})"
     if not acted_on:
         doubt += "; no cause here is one that delays act on, so only a canary (paceenv live) shows whether that is true"
     else:
         lost = min(sum(cause.lost_s for cause in acted_on) / diagnosis.step_time_s, 0.99)
         most = lost / (1.0 - lost)  # the gain of throughput if all that these causes cost were gone
         exaggerates = f"; more than {names} can cost ({most:+z.1%}), so the simulation exaggerates"
-        doubt += exaggerates if best[1].low > most + _MARGIN else ""
-    return f"pacing helps{f' against {names}' if names else ''} (simulated: {shown}{doubt})"
+        doubt += exaggerates if best.gain.low > most + _MARGIN else ""
+    return f"pacing helps{against} (simulated: {best.text}{doubt})"
 
 
-def _measured(gain: Interval, pacing: Pacing, best: tuple[str, Interval] | None) -> str:
+def _measured(gain: Interval, pacing: Pacing, best: Paced | None) -> str:
     """What the delays in the trace did, and what a simulation says beside it."""
     words = {
         "helps": "pacing helps",
@@ -224,18 +241,13 @@ def _measured(gain: Interval, pacing: Pacing, best: tuple[str, Interval] | None)
     said = f"{words[word_of(gain)]} (measured in this file: {_gain(gain)}"
     if best is None:
         return f"{said}; other settings were not simulated{f': {pacing.why_not}' if pacing.why_not else ''})"
-    said += f"; simulated: {_shown(best)}{f'; a sketch: {pacing.doubt}' if pacing.doubt else ''})"
-    simulated = word_of(best[1])
-    if simulated == "helps" and word_of(gain) != "helps":
-        return f"{said}, so the simulation is not confirmed: only a canary (paceenv live) shows whether {best[0]} helps"
-    if best[1].low > gain.high or best[1].high < gain.low:
+    said += f"; simulated: {best.text}{f'; a sketch: {pacing.doubt}' if pacing.doubt else ''})"
+    if word_of(best.gain) == "helps" and word_of(gain) != "helps":
+        canary = f"only a canary (paceenv live) shows whether {best.policy} helps"
+        return f"{said}, so the simulation is not confirmed: {canary}"
+    if best.gain.low > gain.high or best.gain.high < gain.low:
         return f"{said}, which disagree: the measurement counts, for the settings that were measured"
     return said
-
-
-def _shown(best: tuple[str, Interval] | None) -> str:
-    assert best is not None, "there is a simulation"
-    return f"{best[0]} {_gain(best[1])}"
 
 
 def _gain(gain: Interval) -> str:

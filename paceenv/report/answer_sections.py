@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceenv.core.wording import duration
 from paceenv.diagnosis.answer import Answer
-from paceenv.diagnosis.host_activity import LateHost
-from paceenv.diagnosis.step_times.step_findings import levels_text
+from paceenv.diagnosis.hang import LAST_SEEN, WAITS, Hang
+from paceenv.diagnosis.host_activity import PARTS, LateHost
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
 from paceenv.importers.timelines import RankActivity
 from paceenv.report.section import Section
 from paceenv.ui.output import sentence
 
 if TYPE_CHECKING:  # what few need brings libraries that take a second to import
-    from paceenv.diagnosis.hang import Hang, LastSeen
     from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
-
-_SHOWN: Final = (
-    ("kernels", "compute_s"),
-    ("copies to it", "to_device_s"),
-    ("other copies", "other_copies_s"),
-    ("collectives exposed", "exposed_s"),
-    ("hidden", "hidden_s"),
-    ("waiting for its host", "host_wait_s"),
-    ("idle", "idle_s"),
-    ("host in data loader", "loader_s"),
-)
 
 
 def answer_sections(
@@ -64,7 +51,7 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
         of_rank[one.rank].append(one)
     first = [one.rank for one in late]
     ranks = [*first, *(rank for rank in sorted(of_rank) if rank not in first)]
-    shown = [(title, key) for title, key in _SHOWN if any(getattr(one, key) > 0.0 for one in activity)]
+    shown = [(title, key) for title, key in PARTS if any(getattr(one, key) > 0.0 for one in activity)]
     rows = [[str(rank)] for rank in ranks]
     for row, rank in zip(rows, ranks, strict=True):
         means_s = [float(np.mean([getattr(one, key) for one in of_rank[rank]])) for _, key in shown]
@@ -94,27 +81,10 @@ def _hang(hang: Hang) -> list[Section]:
     of = f"{dumps} of {dumps + silent} ranks" if silent or not hang.of_watchdog else f"{dumps} rank{'s' * (dumps > 1)}"
     sections = [Section(f"{hang.name}: {what} of {of}", verdict=sentence(hang.verdict))]
     if hang.hangs and not hang.apart:
-        columns = ("ranks", "wait in", "of the group", "for", "in the end for")
-        sections.append(Section("What the ranks wait for", (), columns, hang.waiting_rows()))
-        if hang.last_seen:
-            columns = ("rank", "last recorded", "behind", "did not enter", "called from")
-            sections.append(Section("Last seen", (), columns, [_last_seen(one) for one in hang.last_seen]))
+        sections.append(Section("What the ranks wait for", (), WAITS, hang.waiting_rows()))
+        if rows := hang.last_seen():
+            sections.append(Section("Last seen", (), LAST_SEEN, rows))
     return sections
-
-
-def _last_seen(seen: LastSeen) -> tuple[str, ...]:
-    last = seen.last
-    if last is None:
-        did = "nothing unfinished" + (f"; {seen.finished} was its last collective there" if seen.finished >= 0 else "")
-    else:
-        at = time.strftime(", at %H:%M:%S UTC", time.gmtime(last.created_s)) if last.created_s > 0.0 else ""
-        number = last.p2p_seq if last.is_p2p else last.collective_seq
-        did = f"{last.op} {number} of {seen.last_group}, {last.state}{at}"
-    if seen.blind:
-        did += f"; {seen.blind} ends never seen"
-    behind = f"{seen.behind} collectives" if seen.behind else "-"
-    following = f"{seen.next_op} of {seen.next_group}" if seen.next_op else "-"
-    return str(seen.rank), did, behind, following, "; ".join(seen.frames) or "not recorded"
 
 
 def _steps(steps: StepDiagnosis) -> Section:
@@ -125,39 +95,27 @@ def _steps(steps: StepDiagnosis) -> Section:
     title = f"{log.name} ({log.source}): {len(steps.steady_s_V)} {what}, steps {log.step_V.min()} to {log.step_V.max()}"
     title += restarts + f"; {warm_up} of the warm-up left out" * (warm_up > 0)
     columns = ("what", "value", "meaning")
-    return Section(title, [f"Next: {steps.next_step}"], columns, step_rows(steps), verdict=sentence(steps.verdict))
+    return Section(title, [f"Next: {steps.next_step}"], columns, _step_rows(steps), verdict=sentence(steps.verdict))
 
 
-def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
-    outliers, period, top = int(steps.ordinary.outlier_V.sum()), steps.outlier_period, steps.ceiling
+def _step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
     averages = "the log does not tell; averaging would hide variation"
     if steps.averaged:
         averages = "single steps" if steps.averaged == 1.0 else "averaging hides how single steps vary"
-    recur = "no period" if outliers else ""
-    if period:
-        recur = f"every {period.steps} steps: evaluation or a checkpoint, say"
     table = [
         ("steps a value averages over", f"{steps.averaged:.0f}" if steps.averaged else "unknown", averages),
         ("mean, median", f"{steps.log.said(steps.mean_s)}, {steps.log.said(steps.median_s)}", ""),
         ("CV", f"{steps.cv:.2%}", ""),
         ("99th percentile / median", f"{steps.p99_over_median:.3f}", ""),
-        ("outliers", str(outliers), recur),
     ]
     if steps.rounding_share > 0.1:
         table.append(("of the variance, rounding", f"{steps.rounding_share:.0%}", "the log has too few digits"))
-    if steps.pattern is not None:
-        explains = f"explains {steps.pattern.share:.0%} of the variance"
-        table.append(("ordinary steps recur", f"every {steps.pattern.steps}", explains))
-    if len(steps.ordinary.levels) > 1:
-        at_v = steps.log.step_V[steps.ordinary.steady_V]
-        table.append(("changes of level", str(len(steps.ordinary.levels) - 1), levels_text(steps.ordinary, at_v)))
-    if steps.drift is not None:
-        table.append(("drift", f"{steps.drift.change:+z.1%}", f"from beginning to end, +-{steps.drift.half_width:.1%}"))
-    if top is not None:
+    if (top := steps.ceiling) is not None:
         meaning = f"95 %: {top.low:.2%} to {top.high:.2%}"
-        meaning += f"; of it from outliers {steps.from_outliers:.2%}" * (outliers > 0)
+        meaning += f"; of it from outliers {steps.from_outliers:.2%}" * bool(steps.ordinary.outlier_V.any())
         table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
-    table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in steps.findings[1:]]
+    for one in (*steps.findings[1:], *steps.minor):
+        table.append((one.kind, f"explains {one.explains:.0%}" if one.explains > 0.0 else "", one.text))
     for name, part_V in [*steps.log.phases.items()][:12]:
         part_s = float(np.nanmedian(part_V[steps.ordinary.steady_V]))
         table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.median_s:.0%} of a step"))

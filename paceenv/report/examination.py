@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceenv.core.errors import InputError, needs
+from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
 from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
@@ -21,7 +21,7 @@ from paceenv.ui.output import sentence
 
 if TYPE_CHECKING:  # what few need brings libraries that take a second to import
     from paceenv.diagnosis.two_runs import Change
-    from paceenv.report.fitted import Fitted, Paced
+    from paceenv.whatif.baseline import Baseline
 
 POLICIES = ("paper", "learned")
 """Always compared; others by option."""
@@ -34,51 +34,37 @@ PATTERN_HELP = (
 
 
 @dataclass(frozen=True)
-class Conclusion:
-    """The verdict on a trace and what it rests on; a missing cluster or missing policies are the reason, in words."""
-
-    verdict: Verdict
-    fitted: Fitted | str
-    policies: list[Paced] | str
-
-    def to_json(self) -> dict[str, Any]:
-        policies, why_not = ([], self.policies) if isinstance(self.policies, str) else (self.policies, None)
-        headline = self.verdict.to_json()
-        return {"verdict": self.verdict.text, "headline": headline, "policies": policies, "not_simulated": why_not}
-
-
-@dataclass(frozen=True)
 class Examination:
     """All of it; None or empty where nothing of the kind lies there."""
 
     paths: Sequence[Path]
     inputs: Inputs
+    answer: Answer
     runs: dict[str, str]  # the page of each live run
-    answer: Answer | None
-    conclusion: Conclusion | None  # of a trace that was diagnosed
     links: dict[str, str]  # the law of each bandwidth table, in words
-    changes: tuple[Change, ...] = ()  # against an earlier run, or between two logs
-    compared: Section | None = None  # the same for people
+    verdict: Verdict | None  # on a trace that was diagnosed
+    pacing: Pacing  # what policies gained on the cluster fitted to it
+    baseline: Baseline | None  # the job on that cluster
+    changes: tuple[Change, ...]  # against an earlier run, or between two logs
+    compared: Section | None  # the same for people
 
     @property
     def notes(self) -> list[str]:
         """On the inputs, and on what was left out, a line each."""
-        if self.answer is None:
-            return list(self.inputs.notes)
         notes = [*self.answer.notes, *(self.answer.diagnosis.notes if self.answer.diagnosis else ())]
         return [*notes, *(note for one in self.answer.steps for note in one.log.notes)]
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"notes": self.inputs.notes} if self.answer is None else self.answer.to_json()
-        data |= self.conclusion.to_json() if self.conclusion is not None else {}
+        data = self.answer.to_json()
+        if self.verdict is not None:
+            policies, why_not = self.pacing.policies, self.pacing.why_not or None
+            data |= {"verdict": self.verdict.text, "headline": self.verdict.to_json()}
+            data |= {"policies": policies, "not_simulated": why_not}
         data |= {"runs": self.runs, "links": self.links, "next": self.next}
         return data | {"changes": self.changes} if self.changes else data
 
     def sections(self) -> list[Section]:
-        sections = []
-        if self.answer is not None:
-            verdict = self.conclusion.verdict if self.conclusion is not None else None
-            sections = answer_sections(self.answer, verdict, self.inputs.activity, str(self.paths[0]))
+        sections = answer_sections(self.answer, self.verdict, self.inputs.activity, str(self.paths[0]))
         sections += [self.compared] if self.compared is not None else []
         if self.links:
             sections.append(Section("Links", [f"{source}: {law}" for source, law in self.links.items()]))
@@ -88,18 +74,16 @@ class Examination:
     def next(self) -> list[str]:
         """Commands that work when typed, the most useful first."""
         words, steps, answer = shlex.join(map(str, self.paths)), list[str](), self.answer
-        if answer is not None and answer.diagnosis is not None and self.conclusion is not None:
-            fitted, causes = self.conclusion.fitted, answer.diagnosis.causes
-            is_fitted = not isinstance(fitted, str)
-            late = answer.diagnosis.late or [one.rank for one in answer.diagnosis.arrivals.late]
-            is_slow = not isinstance(fitted, str) and late and late[0] in (fitted.baseline.slow or ())
+        if answer.diagnosis is not None and self.verdict is not None and self.baseline is not None:
+            causes, late = answer.diagnosis.causes, answer.diagnosis.late
+            late = late or tuple(one.rank for one in answer.diagnosis.arrivals.late)
+            is_slow = late and late[0] in (self.baseline.slow or ())
             if is_slow and causes and causes[0].cause == SLOW_RANK:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
             stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
-            is_worth_it = self.conclusion.verdict.claim in {"helps", "is open"} and not stands
-            if is_fitted and is_worth_it and len(self.paths) == 1:
+            if self.verdict.claim in {"helps", "is open"} and not stands and len(self.paths) == 1:
                 steps.append(f"paceenv train --job {words} -o runs/mine")
-        if answer is not None and answer.matrix is not None:
+        if answer.matrix is not None:
             steps.append(f"paceenv report {words} -o report.html")
         for source, law in list(self.links.items())[:1]:
             if "law holds for neither" not in law:
@@ -125,47 +109,31 @@ def examine(
         raise InputError(f"{inputs.several_traces}, or two, which are compared")
     earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
     links = _links(inputs, earlier)
-    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps
-    if not is_job and (runs or links):
-        return Examination(paths, inputs, runs, None, None, links)
-    with output.progress("replay the steps"):
-        answer = find_answer(inputs, job)
-    conclusion = None
+    answer, compared = Answer(inputs.notes), _NOTHING
+    if inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps or not (runs or links):
+        with output.progress("replay the steps"):
+            answer = find_answer(inputs, job)
+        compared = _changes(inputs, answer, earlier, (str(against), str(paths[0])))
+    verdict, baseline, pacing = None, None, Pacing(why_not=NOT_ASKED)
     if answer.diagnosis is not None:
-        conclusion = conclude_answer(answer, inputs, str(paths[0]), job, policies=policies)
-    changes, compared = _changes(inputs, answer, earlier, (str(against), str(paths[0])))
-    return Examination(paths, inputs, runs, answer, conclusion, links, changes, compared)
+        if policies:
+            from paceenv.report.fitted import try_policies  # the simulator, which a hang or a log does not need
+
+            with output.progress("fit a cluster, simulate pacing", 1) as done:
+                trace, source = inputs.require_trace(), str(paths[0])
+                baseline, pacing = try_policies(trace, source, job, answer.diagnosis, policies, done)
+        verdict = conclude(answer.diagnosis, pacing)
+    return Examination(paths, inputs, answer, runs, links, verdict, pacing, baseline, *compared)
 
 
-def conclude_answer(
-    answer: Answer, inputs: Inputs, source: str, job: str | None = None, *, policies: Sequence[str] = POLICIES
-) -> Conclusion:
-    diagnosis, trace = answer.diagnosis, inputs.require_trace()
-    assert diagnosis is not None, "there is a trace"
-    fitted: Fitted | str = NOT_ASKED
-    paced: list[Paced] | str = NOT_ASKED
-    if policies:
-        from paceenv.report.fitted import compare, fit  # the simulator, which a hang or a log does not need
-
-        with output.progress("fit a cluster, simulate pacing", 1) as done:
-            fitted = fit(trace, source, job, frozenset(cause.cause for cause in diagnosis.causes))
-            try:
-                paced = fitted if isinstance(fitted, str) else compare(fitted, policies, done)
-            except ModuleNotFoundError as error:  # the released policy's file needs a library that it does not
-                paced = str(needs("the comparison", error.name, "train"))
-    if isinstance(paced, str) or isinstance(fitted, str):
-        pacing = Pacing(why_not=str(paced))
-    else:
-        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
-    return Conclusion(conclude(diagnosis, pacing), fitted, paced)
+_Changes = tuple[tuple["Change", ...], Section | None]
+_NOTHING: _Changes = ((), None)
 
 
-def _changes(
-    inputs: Inputs, answer: Answer, earlier: Inputs | None, names: tuple[str, str]
-) -> tuple[tuple[Change, ...], Section | None]:
+def _changes(inputs: Inputs, answer: Answer, earlier: Inputs | None, names: tuple[str, str]) -> _Changes:
     """Against an earlier run, or between the two logs that were given."""
     if earlier is None and len(answer.steps) != 2:
-        return (), None
+        return _NOTHING
     from paceenv.diagnosis.two_runs import compare, headline, of_log, of_trace
 
     before = find_answer(earlier) if earlier is not None else None

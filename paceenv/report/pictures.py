@@ -1,4 +1,4 @@
-"""Pictures of a report: how steps vary, where the time goes, other sizes; each with the numbers in it.
+"""Pictures of a report: how steps vary, and where the time goes; each with the numbers in it.
 
 Axes: V steps, or logged values.
 """
@@ -6,7 +6,7 @@ Axes: V steps, or logged values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axis import Axis
@@ -19,9 +19,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
 from paceenv.ui import figures
 
-if TYPE_CHECKING:  # the simulator, which the page of a log does not need
-    from paceenv.whatif.predictions import Prediction
-
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -29,7 +26,7 @@ MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
 REST: Final = "everything else"
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
-_STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
+_STEP, _GAINED = "#8c96a8", "#0072b2"
 _TYPICAL_TOP: Final = 0.995
 
 
@@ -48,30 +45,6 @@ def _top_of(step_s_V: Array) -> float:
     longest, middle = float(step_s_V.max()), float(np.median(step_s_V))
     typical = float(np.quantile(step_s_V, _TYPICAL_TOP)) - middle
     return longest if longest <= middle + 4.0 * typical else middle + 2.5 * typical
-
-
-def spread(step_s_V: Array) -> Section:
-    """How often a step takes how long, with mean and percentiles."""
-    figure, (panel,) = figures.stack([3.0])
-    low, high = float(step_s_V.min()), _top_of(step_s_V)
-    cut = int((step_s_V > high).sum())
-    if high - low <= 1e-9 * high:
-        low, high = 0.98 * low, 1.02 * high + 1e-12
-    edges = np.linspace(low, high, int(np.clip(2 * np.sqrt(len(step_s_V)), 8, 60)) + 1)
-    counts, _ = np.histogram(np.minimum(step_s_V, high), edges)
-    panel.stairs(100.0 * counts / len(step_s_V), edges, fill=True, color=BAND)
-    median, p95, p99 = np.quantile(step_s_V, [0.5, 0.95, 0.99])
-    marks = (("mean", step_s_V.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
-    said = EngFormatter("s", places=1)
-    for name, value, style in marks:
-        panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {said(value)}")
-    panel.legend(fontsize=8, frameon=False, title=f"CV {step_s_V.std() / step_s_V.mean():.3f}", title_fontsize=8)
-    more = f"; {cut} longer ones in the last bar" if cut else ""
-    panel.set(xlabel=f"step time{more}", ylabel="share, %")
-    in_time(panel.xaxis)
-    rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
-    caption = "How often which step time occurs."
-    return drawn("Distribution of step times", caption, figure, ("from, s", "to, s", "count"), rows)
 
 
 def course(step_s_V: Array, step_V: Integers) -> Section:
@@ -148,48 +121,3 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
     columns = ("part", "seconds", "share of the step")
     return drawn("Where the time goes", caption, figure, columns, rows)
-
-
-# --- predictions ------------------------------------------------------------------------------------------------------
-def scaling(answer: Prediction) -> Section:
-    """Mean step and throughput over the number of nodes: the answer of ``paceenv whatif --nodes``."""
-    now = answer.today
-    rows = sorted([now, *answer.changed], key=lambda row: row.nodes)
-    nodes = [row.nodes for row in rows]
-    measured_s = now.job.step.value if answer.measured_step_s is None else answer.measured_step_s.value
-    step_n3 = np.array([row.job.step for row in rows])
-    throughput_n3 = np.array(
-        [(1.0, 1.0, 1.0) if row.against_today is None else np.add(1.0, row.against_today.throughput) for row in rows]
-    )
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 3.8)
-    for panel, values in ((left, step_n3), (right, throughput_n3)):
-        value, low, high = values.T
-        panel.fill_between(nodes, low, high, color=_SIMULATED, alpha=0.25, lw=0, label="95 % interval")
-        panel.plot(nodes, value, "o-", color=_SIMULATED, ms=5, label="simulated")
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(nodes, [str(n) for n in nodes])
-        panel.minorticks_off()
-        panel.set_xlabel("nodes (each rank of the trace is one)" if now.ranks == now.nodes else "nodes")
-    left.plot([now.nodes], [measured_s], "D", color=MARK, ms=8, label="measured", zorder=5)
-    left.set(ylabel="mean step", ylim=(0.0, 1.15 * max(measured_s, *step_n3[:, 2])))
-    in_time(left.yaxis)
-    right.plot(nodes, [n / now.nodes for n in nodes], "--", color="#999999", lw=1.0, label="linear")
-    right.set_yscale("log", base=2)
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    right.set_ylabel("throughput, today's = 1")
-    for panel in (left, right):
-        panel.legend(fontsize=8, frameon=False)
-    caption = (
-        "The job on more or fewer nodes, without pacing, as paceenv whatif --nodes predicts it: where one run ends up "
-        f"in 95 % of cases. Taken for granted: {'; '.join(answer.assumes)}."
-    )
-    if answer.left_open:
-        caption += f" Open, and in the band: {'; '.join(answer.left_open)}."
-    cells = [
-        (str(row.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *row.job.cv)))
-        for row, step_3, throughput_3 in zip(rows, step_n3, throughput_n3, strict=True)
-    ]
-    names = ("step, s", "throughput", "CV")
-    columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
-    return drawn("At other sizes", caption, figure, columns, cells)

@@ -65,20 +65,15 @@ class Spans:
 
 def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
     met_NT = np.minimum(last_arrivals(matrix, graph)[graph.task_of_N], matrix.end_NT)
-    communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
-    kinds = []
-    for name, node in (
-        ("collective", np.flatnonzero(communicates & ~matrix.is_transfer_N)),
-        ("send, receive", np.flatnonzero(matrix.is_transfer_N)),
-    ):
-        if len(node):
-            kinds.append(Spans(WAIT, node, matrix.start_NT[node], met_NT[node], True))
-            kinds.append(Spans(name, node, met_NT[node], matrix.end_NT[node], True))
-    names = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
-    for name in (*_NAMES.values(), OTHER):
-        node = np.flatnonzero((names == name) & ~communicates)
-        if len(node):
-            kinds.append(Spans(name, node, matrix.start_NT[node], matrix.end_NT[node], False))
+    meets_N = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
+    named = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
+    name_N = np.where(matrix.is_transfer_N, "send, receive", np.where(meets_N, "collective", named))
+    node = np.flatnonzero(meets_N)
+    kinds = [Spans(WAIT, node, matrix.start_NT[node], met_NT[node], True)] if len(node) else []
+    for name in np.unique(name_N).tolist():
+        node = np.flatnonzero(name_N == name)
+        begin_nT = np.where(meets_N[node, None], met_NT[node], matrix.start_NT[node])
+        kinds.append(Spans(name, node, begin_nT, matrix.end_NT[node], bool(meets_N[node[0]])))
     return kinds
 
 
@@ -91,12 +86,6 @@ def _label(matrix: OperationMatrix, r: int) -> str:
 
 
 # --- a timeline -------------------------------------------------------------------------------------------------------
-def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
-    """The step nearest to the median time, and the longest one, by their places."""
-    step_s_T = matrix.step_s_T
-    return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
-
-
 def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
     """At most MAX_LINES places of ranks, evenly from the most punctual to the latest; whole pipelines if any."""
     dp_rank_R, stage_R = np.zeros(len(matrix.ranks), np.int64), matrix.stage_R
@@ -111,7 +100,8 @@ def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
 
 def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -> Section:
     """What some ranks did in a usual step and in the worst one, on the same scale."""
-    at_R, steps = _shown_ranks(matrix, late_s_R), usual_and_worst(matrix)
+    at_R, usual_s = _shown_ranks(matrix, late_s_R), np.median(matrix.step_s_T)
+    steps = int(np.argmin(np.abs(matrix.step_s_T - usual_s))), int(np.argmax(matrix.step_s_T))
     height = 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
     end_s = 1.01 * max(float(matrix.step_s_T[list(steps)].max()), 1e-9)
@@ -188,7 +178,9 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
     if shared:
         shared += f" of the latest of {ranks} ranks." if ranks > 1 else "."
-    late_BC = binned(late_RT, ranks, steps)
+    starts = np.arange(0, T, steps)
+    latest_BT = np.fmax.reduceat(late_RT, np.arange(0, R, ranks), axis=0)
+    late_BC = np.add.reduceat(latest_BT, starts, axis=1) / np.diff(np.append(starts, T))
     edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
     figure, (panel,) = figures.stack([1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0)])
     colours = LinearSegmentedColormap.from_list("lateness", _SHADES)
@@ -222,11 +214,3 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     ]
     columns = ("from rank", "from iteration", "works longer, s")
     return drawn("Lateness of ranks", caption, figure, columns, rows)
-
-
-def binned(late_RT: Array, ranks: int, steps: int) -> Array:
-    """The latest of neighbouring ranks, in the mean over neighbouring steps; ``(B, C)``."""
-    R, T = late_RT.shape
-    starts = np.arange(0, T, steps)
-    latest_BT = np.fmax.reduceat(late_RT, np.arange(0, R, ranks), axis=0)
-    return np.asarray(np.add.reduceat(latest_BT, starts, axis=1) / np.diff(np.append(starts, T)))

@@ -1,4 +1,4 @@
-"""The page of a trace: what ``paceenv diagnose`` finds, pictures, and the fitted cluster's predictions."""
+"""The page of a trace: what ``paceenv diagnose`` finds, pictures, and policies on the fitted cluster."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from paceenv.core.errors import InputError
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix
-from paceenv.diagnosis.verdict import Diagnosis
+from paceenv.diagnosis.verdict import Diagnosis, Pacing
 from paceenv.report import pictures
-from paceenv.report.examination import Conclusion, Examination
+from paceenv.report.examination import Examination
 from paceenv.report.fit_sections import fit_sections
 from paceenv.report.rank_pictures import heat_map, spans, timeline
 from paceenv.report.section import Section, page
 from paceenv.ui.output import sentence
-from paceenv.whatif.predictions import Prediction
+from paceenv.whatif.baseline import Baseline
 
 
-def page_of(examination: Examination, at_sizes: Prediction | str) -> str:
-    """The page; ``at_sizes`` is the job at other sizes, or why it is not predicted."""
-    answer, conclusion = examination.answer, examination.conclusion
-    assert answer is not None, "something was diagnosed"
+def page_of(examination: Examination) -> str:
+    """The page of a trace that was diagnosed."""
+    answer = examination.answer
     assert answer.matrix is not None
     assert answer.diagnosis is not None
-    assert conclusion is not None
     matrix, names = answer.matrix, [path.name for path in examination.paths]
     if not matrix.step_s_T.max() > 0.0:
         raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
@@ -32,7 +30,7 @@ def page_of(examination: Examination, at_sizes: Prediction | str) -> str:
     if (paced := answer.diagnosis.paced_steps) is not None:
         said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
         sections.append(Section("What the delays in this trace did", [said]))
-    sections += _predicted(conclusion, at_sizes)
+    sections += _predicted(examination.baseline, examination.pacing)
     title = f"Why the steps of {matrix.name} take as long as they do"
     return page(title, "; ".join([read, *examination.notes]) + ".", sections)
 
@@ -44,27 +42,20 @@ def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
         timeline(matrix, spans(matrix, build_graph(matrix)), diagnosis.arrivals.late_RT.sum(axis=1)),
         heat_map(matrix, late_RT) if (late_RT > 0.0).any() else None,
         pictures.course(matrix.step_s_T, matrix.iteration_T),
-        pictures.spread(matrix.step_s_T),
     ]
     return [picture for picture in sections if picture is not None]
 
 
-def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Section]:
-    """The fitted cluster and what it predicts, or why there is none."""
-    fitted, policies = conclusion.fitted, conclusion.policies
-    if isinstance(fitted, str):
-        said = f"This trace gives no cluster to simulate: {fitted}."
-        said += " So other sizes and pacing policies are not predicted here."
-        return [Section("At other sizes, and with pacing", [said])]
-    sections = fit_sections(fitted.fit.cluster)
-    if fitted.doubt:
-        sections.append(Section("How far to trust it", [f"{sentence(fitted.doubt)} What is predicted is a sketch."]))
-    if isinstance(at_sizes, str):
-        sections.append(Section("At other sizes", [f"Not predicted: {at_sizes}."]))
-    else:
-        sections.append(pictures.scaling(at_sizes))
-    if isinstance(policies, str):
-        return [*sections, Section("Would pacing help?", [f"Not predicted: {policies}."])]
+def _predicted(baseline: Baseline | None, pacing: Pacing) -> list[Section]:
+    """The fitted cluster and what policies gain on it, or why there is none."""
+    if baseline is None or baseline.fit is None:
+        said = f"This trace gives no cluster to simulate: {pacing.why_not}."
+        return [Section("Would pacing help?", [said])]
+    sections = fit_sections(baseline.fit.cluster)
+    if pacing.doubt:
+        sections.append(Section("How far to trust it", [f"{sentence(pacing.doubt)} What is predicted is a sketch."]))
+    if pacing.why_not:
+        return [*sections, Section("Would pacing help?", [f"Not predicted: {pacing.why_not}."])]
     columns = (
         "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
         "outside its range",
@@ -74,11 +65,11 @@ def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Secti
             one.policy, *(f"{x:+z.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
             f"{one.delay_share:.4f}", one.verdict, one.outside,
         )
-        for one in policies
+        for one in pacing.policies
     ]  # fmt: skip
     caption = (
-        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with "
-        f"{fitted.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
+        f"Pacing policies on {pacing.clusters} clusters that may be the one behind this trace, each with "
+        f"{baseline.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
         "between low and high. A simulation: on the job itself a canary (paceenv live) decides."
     )
     return [*sections, Section("Would pacing help?", [caption], columns, rows)]

@@ -22,7 +22,7 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.whatif.change import Change, longest_round_us
+from paceenv.whatif.change import Change, longest_round_us, with_rounds
 
 _NIC: Final = "fabric.nic_gbps"
 
@@ -74,6 +74,13 @@ class Baseline:
         if self.cluster.fabric.latency_us != guessed.get("fabric.latency_us", math.nan):
             return None
         return ROUND_US[0], longest_round_us(self.cluster)
+
+    @property
+    def at_ends(self) -> list[Cluster]:
+        """The cluster at both ends of what nobody knows, and as it is; none where all is known."""
+        if self.round_ends_us is None:
+            return []
+        return [*(with_rounds(self.cluster, round_us) for round_us in self.round_ends_us), self.cluster]
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""

@@ -109,8 +109,8 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split("+")}))
 
 
-def apply(change: Change, cluster: Cluster, slow: Collection[int] | None, round_us: float | None = None) -> Cluster:
-    """The changed cluster, with rounds of messages of this time if given.
+def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
+    """The changed cluster.
 
     A job of one process group keeps one. Several groups keep their size and become more, except those of a program
     that grow. Every rank keeps its batch.
@@ -126,8 +126,6 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None, round_
             f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: a "
             "program whose ranks all do the same"
         )
-    if round_us is not None:
-        cluster = with_rounds(cluster, round_us)
     assignments: list[str] = []
     if change.nodes not in (None, job.nodes):
         assignments.append(f"job.nodes={change.nodes}")

@@ -73,16 +73,13 @@ class Prediction:
 
 def one_more(value_N: Array) -> Interval:
     """The mean of a sample, and between which ends one more value would lie."""
-    return _one_more(value_N[:, None], by_factors=False)
+    return of_runs(value_N[:, None], by_factors=False)
 
 
-def of_runs(value_DS: Array) -> Interval:
-    """The same for one more run of one more drawn cluster; positive numbers vary by factors."""
-    return _one_more(value_DS, by_factors=bool((value_DS > 0.0).all()))
-
-
-def _one_more(value_DS: Array, *, by_factors: bool) -> Interval:
+def of_runs(value_DS: Array, *, by_factors: bool = True) -> Interval:
+    """The same for one more run of one more drawn cluster; numbers that are all positive vary by factors."""
     value, (draws, runs) = float(value_DS.mean()), value_DS.shape
+    by_factors = by_factors and bool((value_DS > 0.0).all())
     if value_DS.size < 2:
         return Interval(value)
     x_DS = np.log(value_DS) if by_factors else value_DS

@@ -70,6 +70,9 @@ class Runs:
             self.outside = rollout.outside
 
 
+_Runs = dict[Change, Runs]
+
+
 def predict(
     baseline: Baseline,
     changes: Sequence[Change],
@@ -84,8 +87,10 @@ def predict(
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
     seeds_DS = np.arange(len(known) * per_draw).reshape(len(known), per_draw)
     unpaced = [replace(change, pacing="passive") for change in changes]
-    runs = simulate(baseline, known, [Change(), *changes, *unpaced], seeds_DS, iterations, on_done)
-    ends = _Ends(baseline, iterations)
+    rows = [Change(), *changes, *unpaced]
+    runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
+    few_DS = np.arange(END_SEEDS)[None]
+    ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
@@ -110,7 +115,7 @@ def simulate(
     seeds_DS: NDArray[np.int64],
     iterations: int,
     on_done: Callable[[float], None] = lambda done: None,
-) -> dict[Change, Runs]:
+) -> _Runs:
     """Run every change on every cluster, all on the same noise."""
     runs = {change: Runs() for change in changes}
     for d, cluster in enumerate(clusters):
@@ -129,59 +134,36 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
         select_policy(change.pacing, baseline.cluster)
 
 
-_Moved = Mapping[str, Ends]
-"""By quantity: how far the ends of an open one move it, in logarithms except for the CV."""
-
-
-class _Ends:
-    """Simulates the fitted cluster at both ends of a round's time, before and after a change, on the same noise."""
-
-    def __init__(self, baseline: Baseline, iterations: int) -> None:
-        self._baseline, self._iterations = baseline, iterations
-        self._runs: dict[tuple[Change, float | None], Runs] = {}
-
-    def moved(self, before: Change, after: Change) -> _Moved:
-        """How far the ends move the difference between two jobs; nothing where the time of a round is known."""
-        ends_us = self._baseline.round_ends_us
-        if ends_us is None:
-            return {}
-        low, high, usual = (self._difference(before, after, round_us) for round_us in (*ends_us, None))
-        return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
-
-    def _difference(self, before: Change, after: Change, round_us: float | None) -> dict[str, float]:
-        one, other = self._run(before, round_us), self._run(after, round_us)
-        log_ratios = {
-            name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
-            for name in ("step_s", "throughput", "energy_j")
-            if getattr(one, name) and getattr(other, name)
-        }
-        return log_ratios | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
-
-    def _run(self, change: Change, round_us: float | None) -> Runs:
-        if (change, round_us) not in self._runs:
-            runs = self._runs[change, round_us] = Runs()
-            cluster = apply(change, self._baseline.cluster, self._baseline.slow, round_us)
-            runs.add(cluster, change.pacing, np.arange(END_SEEDS), self._iterations)
-        return self._runs[change, round_us]
-
-
-def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: _Ends) -> Row:
-    own_runs, unpaced, against_today = runs[change], None, None
-    moved: _Moved = {}
-    if change != Change():
-        moved = ends.moved(Change(), change)
-        against_today = _differences(runs[Change()], own_runs, moved)
-    if change.pacing != "passive":
-        alike = replace(change, pacing="passive")
-        unpaced = _differences(runs[alike], own_runs, ends.moved(alike, change))
+def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs]) -> Row:
+    moved = _moved(ends, Change(), change)
+    today, alike = runs[Change()], replace(change, pacing="passive")
     cluster = apply(change, baseline.cluster, baseline.slow)
-    job = Numbers(
-        step=_wider("step_s", of_runs(np.array(own_runs.step_s)), moved),
-        throughput=_wider("throughput", of_runs(np.array(own_runs.throughput)), moved),
-        cv=_wider("cv", of_runs(np.array(own_runs.cv)), moved),
-        energy=_wider("energy_j", of_runs(np.array(own_runs.energy_j)), moved) if own_runs.energy_j else None,
+    return Row(
+        change,
+        cluster.job.nodes,
+        cluster.ranks,
+        job=_numbers(runs[change], None, moved),
+        against_today=_numbers(runs[change], today, moved) if change != Change() else None,
+        against_unpaced=_numbers(runs[change], runs[alike], _moved(ends, alike, change)) if change != alike else None,
+        outside=runs[change].outside,
     )
-    return Row(change, cluster.job.nodes, cluster.ranks, job, against_today, unpaced, own_runs.outside)
+
+
+def _moved(ends: Sequence[_Runs], before: Change, after: Change) -> dict[str, Ends]:
+    """How far the ends of an open quantity move the difference between two jobs, in logarithms except for the CV."""
+    if not ends or before == after:
+        return {}
+    low, high, usual = (_difference(runs[before], runs[after]) for runs in ends)
+    return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
+
+
+def _difference(before: Runs, after: Runs) -> dict[str, float]:
+    log_ratios = {
+        name: float(np.log(np.mean(getattr(after, name)) / np.mean(getattr(before, name))))
+        for name in ("step_s", "throughput", "energy_j")
+        if getattr(before, name) and getattr(after, name)
+    }
+    return log_ratios | {"cv": float(np.mean(after.cv) - np.mean(before.cv))}
 
 
 def drawn(baseline: Baseline) -> list[Cluster]:
@@ -209,21 +191,18 @@ def drawn(baseline: Baseline) -> list[Cluster]:
     return clusters if any(one is not baseline.cluster for one in clusters) else [baseline.cluster]
 
 
-def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
-    """The interval with the unknowns in it; a CV has no end below 0."""
-    wider = widened(interval, moved.get(name, (0.0, 0.0)), by_factors=name != "cv")
-    return wider._replace(low=max(wider.low, 0.0)) if name == "cv" else wider
+def _numbers(runs: Runs, before: Runs | None, moved: Mapping[str, Ends]) -> Numbers:
+    """Those of a job, or of its difference from another one, with the unknowns in their intervals."""
 
+    def one(name: str) -> Interval:
+        value_DS = np.array(getattr(runs, name))
+        if before is not None:
+            before_DS = np.array(getattr(before, name))
+            value_DS = value_DS - before_DS if name == "cv" else value_DS / before_DS
+        interval = widened(of_runs(value_DS), moved.get(name, (0.0, 0.0)), by_factors=name != "cv")
+        if name == "cv":
+            return interval if before is not None else interval._replace(low=max(interval.low, 0.0))
+        return interval if before is None else Interval(*(end - 1.0 for end in interval))
 
-def _differences(before: Runs, after: Runs, moved: _Moved) -> Numbers:
-    def ratio(name: str) -> Interval:
-        interval = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
-        return Interval(*(end - 1.0 for end in _wider(name, interval, moved)))
-
-    cv = of_runs(np.array(after.cv) - np.array(before.cv))
-    return Numbers(
-        step=ratio("step_s"),
-        throughput=ratio("throughput"),
-        cv=widened(cv, moved.get("cv", (0.0, 0.0)), by_factors=False),
-        energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
-    )
+    has_energy = runs.energy_j and (before is None or before.energy_j)
+    return Numbers(one("step_s"), one("throughput"), one("cv"), one("energy_j") if has_energy else None)

@@ -18,7 +18,7 @@ from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times import step_findings
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
-from paceenv.diagnosis.step_times.step_findings import Drift, Finding, Period
+from paceenv.diagnosis.step_times.step_findings import Drift, Finding
 from paceenv.importers.log_text.conversion import StepLog
 
 MIN_VALUES: Final = 8
@@ -56,10 +56,9 @@ class StepDiagnosis:
     log: StepLog
     ordinary: Ordinary  # which of its values are warm-up and outliers, and levels
     averaged: float  # steps that a value averages over; 0 if the log does not tell
-    outlier_period: Period | None  # of outliers; ``pattern``: of ordinary steps
-    pattern: Period | None
     drift: Drift | None  # within the longest level
     findings: tuple[Finding, ...]  # what explains the variation, and which rank or part of a step takes long
+    minor: tuple[Finding, ...]  # what else is there and explains little
     ceiling: Interval | None  # relative throughput that removing all variation gains; None with too few values
 
     @property
@@ -169,40 +168,31 @@ class StepDiagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        log, steady_V = self.log, self.ordinary.steady_V
+        log, steady_V, levels = self.log, self.ordinary.steady_V, self.ordinary.levels
         at_v, outlier_v = log.step_V[steady_V], self.ordinary.outlier_V[steady_V]
-        return {
+        about = {
             "kind": "step times",
             "file": log.name,
             "format": log.source,
-            "notes": list(log.notes),
-            "values": len(log.step_V),
-            "warm_up_values": int(self.ordinary.warm_up_V.sum()),
-            "restarts": self.runs - 1,
-            "steps": [int(log.step_V.min()), int(log.step_V.max())],
-            "steps_per_value": self.averaged or None,
+            "notes": log.notes,
             "rank": log.rank,
             "seconds_of_a": log.of,
-            "mean_s": self.mean_s,
-            "median_s": self.median_s,
-            "cv": self.cv,
-            "p99_over_median": self.p99_over_median,
-            "rounding_share_of_variance": self.rounding_share,
-            "outliers": {"count": int(outlier_v.sum()), "steps": at_v[outlier_v][:100].tolist()}
-            | {"period_steps": self.outlier_period.steps if self.outlier_period else None},
-            "pattern_period_steps": self.pattern.steps if self.pattern else None,
-            "levels": [
-                {"from_step": int(at_v[r.start]), "to_step": int(at_v[r.end - 1]), "level_s": r.level_s}
-                for r in self.ordinary.levels
-            ],
-            "findings": [vars(one) for one in self.findings],
-            "phases_s": {name: float(np.nanmedian(part_V[steady_V])) for name, part_V in log.phases.items()},
-            "ranks": {str(one.rank): float(np.median(one.step_s_V)) for one in (log, *log.others) if log.others},
-            "drift": {"change": self.drift.change, "half_width": self.drift.half_width} if self.drift else None,
-            "ceiling": self.ceiling and self.ceiling._asdict() | {"from_outliers": self.from_outliers},
-            "verdict": self.verdict,
-            "next": self.next_step,
+            "values": len(log.step_V),
+            "steps": [log.step_V.min(), log.step_V.max()],
+            "warm_up_values": self.ordinary.warm_up_V.sum(),
+            "outliers": {"count": outlier_v.sum(), "steps": at_v[outlier_v][:100]},
+            "levels": [{"from_step": at_v[r.start], "to_step": at_v[r.end - 1], "level_s": r.level_s} for r in levels],
+            "phases_s": {name: np.nanmedian(part_V[steady_V]) for name, part_V in log.phases.items()},
+            "ranks": {one.rank: np.median(one.step_s_V) for one in (log, *log.others) if log.others},
         }
+        return about | {name: getattr(self, name) for name in _NUMBERS}
+
+
+_NUMBERS: Final = (
+    *("averaged", "runs", "mean_s", "median_s", "cv", "p99_over_median", "rounding_share"),
+    *("drift", "ceiling", "from_outliers", "findings", "minor", "verdict", "next_step"),
+)
+"""What a diagnosis has as JSON besides what the log is."""
 
 
 def diagnose_steps(log: StepLog) -> StepDiagnosis:
@@ -227,16 +217,14 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
         flat /= np.median(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)
     pattern = step_findings.pattern_period(clipped(flat), gap)
-    kind_v = (np.arange(len(x)) % (pattern.steps // gap)) if pattern else np.zeros(len(x), np.int64)
-    period = step_findings.outlier_period(step_v, outlier_v)
+    kind_v = (np.arange(len(x)) % (pattern // gap)) if pattern else np.zeros(len(x), np.int64)
     averaged = float(np.median(log.steps_V)) if (log.steps_V > 0).all() else 0.0
-    findings = step_findings.find_all(log, ordinary, slope, pattern, period, kind_v)
+    named, minor = step_findings.find_all(log, ordinary, slope, pattern, kind_v)
     enough = len(x) >= MIN_VALUES and (~outlier_v).sum() >= MIN_VALUES
-    if pattern is not None and not step_findings.take_turns(x, kind_v):
+    if pattern and not step_findings.take_turns(x, kind_v):
         kind_v = np.zeros(len(x), np.int64)
-    return StepDiagnosis(
-        log, ordinary, averaged, period, pattern, slope, findings, _ceiling(x, kind_v) if enough else None
-    )
+    ceiling = _ceiling(x, kind_v) if enough else None
+    return StepDiagnosis(log, ordinary, averaged, slope, named, minor, ceiling)
 
 
 def _ceiling(step_s_V: Array, kind_V: Integers) -> Interval:

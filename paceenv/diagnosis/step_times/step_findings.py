@@ -20,7 +20,7 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.step_times.ordinary import Ordinary
 from paceenv.importers.log_text.conversion import StepLog
 
-Kind = Literal["growth", "levels", "alternation", "long steps", "rank", "part"]
+Kind = Literal["growth", "drift", "levels", "alternation", "long steps", "rank", "part"]
 LEAST: Final = 0.3
 """Share of the variation that a finding explains at least."""
 LARGE: Final = 0.02
@@ -56,35 +56,38 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Finding:
-    """``explains`` is the share of the variation, 0 to 1; a slow rank or part stands before what explains variation."""
+    """``explains`` is the share of the variation, 0 to 1; a slow rank or part stands before what explains variation.
+
+    ``period`` counts the steps from one to the next of what recurs, 0 without.
+    """
 
     kind: Kind
     text: str
     explains: float
     next_step: str = ""
+    period: int = 0
 
 
 def find_all(
-    log: StepLog,
-    ordinary: Ordinary,
-    slope: Drift | None,
-    pattern: Period | None,
-    period: Period | None,
-    kind_v: Integers,
-) -> tuple[Finding, ...]:
-    """All findings, the one to begin with first. ``kind_v``: of steady steps that take turns, which kind each is."""
+    log: StepLog, ordinary: Ordinary, slope: Drift | None, pattern: int, kind_v: Integers
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """All findings that explain enough, the one to begin with first; and what else is there.
+
+    ``kind_v``: of steady steps that take turns every ``pattern`` steps, which kind each is.
+    """
     steady_V = ordinary.steady_V
     x, step_v, outlier_v = log.step_s_V[steady_V], log.step_V[steady_V], ordinary.outlier_V[steady_V]
-    findings = [one for one in (_levels(x, step_v, ordinary), _growth(x, slope, ordinary)) if one is not None]
-    if pattern is not None:
-        findings.append(_alternation(x, kind_v, pattern.steps, log))
-    if outlier_v.any():
-        findings.append(_long_steps(x, outlier_v, period, log))
-    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()]
-    findings += [part for part in parts if part is not None]
-    findings = [one for one in findings if one.explains >= (STEADY if one.kind == "growth" else LEAST)]
-    findings.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
-    return tuple(_slow_ranks(log) + findings)
+    findings = [
+        _levels(x, step_v, ordinary) if len(ordinary.levels) > 1 else None,
+        _growth(x, slope, ordinary) if slope is not None else None,
+        _alternation(x, kind_v, pattern, log) if pattern else None,
+        _long_steps(x, step_v, outlier_v, log) if outlier_v.any() else None,
+        *(_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()),
+    ]
+    there = [one for one in findings if one is not None]
+    there.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
+    named = [one for one in there if one.explains >= LEAST]
+    return tuple(_slow_ranks(log) + named), tuple(one for one in there if one not in named)
 
 
 def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float:
@@ -98,22 +101,14 @@ def begin_of(step_v: Integers, at: int) -> str:
     return f"{'' if begin == step_v[at] else 'about '}step {begin}"
 
 
-def levels_text(ordinary: Ordinary, step_v: Integers) -> str:
-    """The levels in words."""
+def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding:
     levels = ordinary.levels
-    said = [f"{ordinary.log.said(one.level_s)} from {begin_of(step_v, one.start)}" for one in levels[:_MOST_LEVELS]]
-    return ", ".join(said) + " ..." * (len(levels) > _MOST_LEVELS)
-
-
-def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding | None:
-    levels = ordinary.levels
-    if len(levels) < 2:
-        return None
     fitted = np.concatenate([np.full(one.end - one.start, one.level_s) for one in levels])
     first, second, words = levels[0].level_s, levels[1].level_s, ordinary.log.said
     at = begin_of(step_v, levels[1].start)
     if len(levels) > 2:
-        said = levels_text(ordinary, step_v)
+        said = ", ".join(f"{words(one.level_s)} from {begin_of(step_v, one.start)}" for one in levels[:_MOST_LEVELS])
+        said += " ..." * (len(levels) > _MOST_LEVELS)
         text = f"the step time changes its level {len(levels) - 1} times: {said}"
     else:
         change = (
@@ -122,13 +117,15 @@ def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding | None:
         text = f"steps {change} since {at}: {words(first)} before, {words(second)} from there on"
     next_step = f"look at what changed at {at}: another job, a clock, a phase of the program"
     large = max(first, second) > (1.0 + LARGE) * min(first, second) or len(levels) > 2
-    return Finding("levels", text, _explained(x, fitted), next_step) if large else None
+    return Finding("levels", text, _explained(x, fitted) if large else 0.0, next_step)
 
 
-def _growth(x: Array, slope: Drift | None, ordinary: Ordinary) -> Finding | None:
-    if slope is None or abs(slope.change) < GROWTH or len(ordinary.levels) > 1:
-        return None
+def _growth(x: Array, slope: Drift, ordinary: Ordinary) -> Finding:
     begin_s, end_s = slope.ends_s
+    explains = _explained(x, np.linspace(begin_s, end_s, len(x)))
+    if abs(slope.change) < GROWTH or len(ordinary.levels) > 1 or explains < STEADY:
+        of = " of the longest level" if len(ordinary.levels) > 1 else ""
+        return Finding("drift", f"{slope.change:+z.1%} from beginning to end{of}, +-{slope.half_width:.1%}", 0.0)
     ends, next_step = f"{ordinary.log.said(begin_s)} to {ordinary.log.said(end_s)}", ""
     text = f"steps get steadily shorter, from {ends}"
     if slope.change > 0.0:
@@ -136,7 +133,7 @@ def _growth(x: Array, slope: Drift | None, ordinary: Ordinary) -> Finding | None
         next_step = (
             "compare a host profile (py-spy) of the beginning with one of the end: lists, caches, logs that grow"
         )
-    return Finding("growth", text, _explained(x, np.linspace(begin_s, end_s, len(x))), next_step)
+    return Finding("growth", text, explains, next_step)
 
 
 def take_turns(x: Array, kind_v: Integers) -> bool:
@@ -157,18 +154,21 @@ def _alternation(x: Array, kind_v: Integers, steps: int, log: StepLog) -> Findin
     explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
     if not take_turns(x, kind_v):
         ends = f"{log.said(float(kind_s.min()))} and {log.said(kind_s[longest])}"
-        return Finding("alternation", f"the same course recurs every {steps} steps, between {ends}", explains)
+        return Finding(
+            "alternation", f"the same course recurs every {steps} steps, between {ends}", explains, "", steps
+        )
     apart = "every second step" if steps == 2 else f"one of {steps} steps"
     text = (
         f"steps take turns: {apart} takes {log.said(kind_s[longest])}, the others {log.said(others)}, as "
         "with gradient accumulation"
     )
-    return Finding("alternation", text, explains, "compare steps of the same kind only")
+    return Finding("alternation", text, explains, "compare steps of the same kind only", steps)
 
 
-def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None, log: StepLog) -> Finding:
+def _long_steps(x: Array, step_v: Integers, outlier_v: NDArray[np.bool_], log: StepLog) -> Finding:
+    period = _outlier_period(step_v, outlier_v)
     usual_s, long_s = float(np.median(x[~outlier_v])), float(np.median(x[outlier_v]))
-    when = f", every {period.steps} steps" if period is not None else ""
+    when = f", every {period} steps" if period else ""
     count, steps = int(outlier_v.sum()), float(np.median(log.steps_V))
     what = f"{count} rare long step{'s' * (count > 1)}"
     if steps > 1.0:
@@ -177,7 +177,7 @@ def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None, l
         f"{what}{when}, of {log.said(long_s)} where {log.said(usual_s)} is usual, "
         "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
     )
-    return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)))
+    return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)), period=period)
 
 
 def _part(name: str, part: Array, x: Array) -> Finding | None:
@@ -230,25 +230,14 @@ def _slow_ranks(log: StepLog) -> list[Finding]:
     return []
 
 
-@dataclass(frozen=True)
-class Period:
-    """Something that happens every ``steps`` steps; ``share`` of its occurrences keep to it.
-
-    For a pattern of ordinary steps ``share`` is the share of their variance that it explains.
-    """
-
-    steps: int
-    share: float
-
-
-def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | None:
-    """How many steps lie between outliers, if most keep to one period and most of its places have one."""
+def _outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> int:
+    """How many steps lie between outliers, if most keep to one period and most of its places have one; else 0."""
     at = step_V[outlier_V]
     if len(at) < 4:
-        return None
+        return 0
     gap = max(int(np.median(np.diff(step_V))) if len(step_V) > 1 else 1, 1)
     gaps = np.diff(at)
-    periods: list[Period] = []
+    periods: list[tuple[int, int]] = []
     for steps in np.unique(gaps[gaps > 0])[:200].tolist():
         if steps < 2 * gap:
             continue
@@ -260,17 +249,17 @@ def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | N
         chance = min(2.0 * gap / steps, 1.0)
         unlikely = float(stats.binom.sf(members - 2, len(at) - 1, chance)) < 1e-2 / len(gaps)
         if members >= 0.7 * len(at) and members >= 0.7 * places and unlikely:
-            periods.append(Period(int(steps), members / len(at)))
-    return max(periods, key=lambda period: (period.share, period.steps), default=None)
+            periods.append((members, int(steps)))
+    return max(periods, default=(0, 0))[1]
 
 
-def pattern_period(values: Array, gap: int) -> Period | None:
-    """The period of ordinary steps that take turns, as every k-th one being longer; None if there is none."""
+def pattern_period(values: Array, gap: int) -> int:
+    """The period of ordinary steps that take turns, as every k-th one being longer; 0 if there is none."""
     values = values[:MAX_VALUES]
     n, total = len(values), float(((values - values.mean()) ** 2).sum())
     if n < 16 or not total > 1e-18 * n * float(values.mean()) ** 2:
-        return None
-    best: Period | None = None
+        return 0
+    best, share = 0, 0.0  # the share of their variance that it explains
     periods = range(2, min(MAX_PERIOD, n // 4) + 1)
     for period in periods:
         phase = np.arange(n) % period
@@ -280,8 +269,8 @@ def pattern_period(values: Array, gap: int) -> Period | None:
         adjusted = 1.0 - (total - between) / (n - period) / (total / (n - 1))
         clear = float(stats.f.sf(ratio, period - 1, n - period)) < _ALPHA / len(periods) and adjusted > 0.1
         # A multiple of the period explains as much; it must explain clearly more to be the better answer.
-        if clear and (best is None or adjusted > 1.1 * best.share + 0.02):
-            best = Period(period * gap, adjusted)
+        if clear and (not best or adjusted > 1.1 * share + 0.02):
+            best, share = period * gap, adjusted
     return best
 
 
