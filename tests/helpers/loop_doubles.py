@@ -21,7 +21,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
+from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED
 from paceenv.trainers.closed_loop.paired_blocks import paired_blocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
@@ -54,9 +54,8 @@ PARAMETERS = (
 )
 
 
-QUICK = LoopOptions(seeds=1, candidates=tuple(name for name in CANDIDATES if name != TAILORED))
+QUICK = [name for name in CANDIDATES if name != TAILORED]
 """Without training a policy."""
-SHORT = LoopOptions(seeds=1, candidates=("default",))
 
 
 def scenario(**loop: Any) -> Scenario:
