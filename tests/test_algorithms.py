@@ -54,7 +54,7 @@ def config(name: str, **changed: Any) -> TrainConfig:
 def test_other_algorithms_train_and_deploy(tmp_path: Path) -> None:
     for algorithm in ("A2C", "TD3"):
         made = training_run.train(config(algorithm, selection=None, total_timesteps=512), folder=tmp_path / algorithm)
-        save_policy(tmp_path / f"{algorithm}.safetensors", made.file)
+        save_policy(tmp_path / f"{algorithm}.safetensors", made.result())
         assert load_policy(tmp_path / f"{algorithm}.safetensors").policy.memory_intervals == (2, 9)
 
 
@@ -69,12 +69,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
     resumed = training_run.train(config(algorithm), folder=tmp_path / "cut", resume=True, on_progress=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] >= config(algorithm).total_timesteps
-    digests = [save_policy(tmp_path / f"{k}.safetensors", one.file) for k, one in enumerate((whole, resumed))]
+    files = [run.result() for run in (whole, resumed)]
+    digests = [save_policy(tmp_path / f"{k}.safetensors", file) for k, file in enumerate(files)]
     assert digests[0] == digests[1]
-    assert len(whole.curve) >= 2
-    assert all({"timesteps", "reward"} <= row.keys() for row in whole.curve)
-    scores = [row["score"] for row in whole.curve if "score" in row]
-    assert whole.file.provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
+    assert len(whole.curve.rows) >= 2
+    assert all({"timesteps", "reward"} <= row.keys() for row in whole.curve.rows)
+    scores = [row["score"] for row in whole.curve.rows if "score" in row]
+    assert files[0].provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
     assert list((tmp_path / "cut" / "tensorboard").iterdir())
     kept = load_policy(tmp_path / "0.safetensors").policy
     assert (kept.memory_intervals, kept.change_intervals) == ((2, 9), 4)

@@ -105,26 +105,29 @@ def test_a_finished_sweep_leaves_what_people_look_at(
     assert best == front[0]
     assert len(results.candidates) == results.asked == 6
     assert results.is_finished
-    assert best.result["throughput"] == max(c.result["throughput"] for c in results.candidates)
-    assert [c.result["cv"] for c in front] == sorted((c.result["cv"] for c in front), reverse=True)
+    assert best["throughput"] == max(row["throughput"] for row in results.candidates)
+    assert [row["cv"] for row in front] == sorted((row["cv"] for row in front), reverse=True)
     for other in results.candidates:
         assert any(
             all(a >= b for a, b in zip(results.goodness(f), results.goodness(other), strict=True)) for f in front
         )
     assert (out / "pareto.png").stat().st_size > 1000
-    assert rule(best.label) is not None
-    assert load_policy(out / "policy.safetensors").provenance["candidate"] == best.label
+    assert rule(best["candidate"]) is not None
+    assert load_policy(out / "policy.safetensors").provenance["candidate"] == best["candidate"]
     scores = out / "scores.json"
     options = ["--seeds", "2", "-i", "60", "--json", str(scores)]
-    assert application.run(["evaluate", best.label, str(out / "policy.safetensors"), "--suite", suite, *options]) == 0
+    assert (
+        application.run(["evaluate", best["candidate"], str(out / "policy.safetensors"), "--suite", suite, *options])
+        == 0
+    )
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in json.loads(scores.read_text())}
     for cluster in ("two-jobs", "incast-shallow"):
-        assert gains["policy", cluster] == pytest.approx(gains[best.label, cluster], abs=2e-4)
+        assert gains["policy", cluster] == pytest.approx(gains[best["candidate"], cluster], abs=2e-4)
     capsys.readouterr()
     assert application.run(["sweep", str(out), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["candidate"] == best.label
+    assert json.loads(capsys.readouterr().out)[0]["candidate"] == best["candidate"]
     assert application.run(["sweep", str(out)]) == 0
-    assert best.label in capsys.readouterr().out
+    assert best["candidate"] in capsys.readouterr().out
     with pytest.raises(InputError, match=r"--set with a sweep's folder, .*; allowed: --json"):
         application.run(["sweep", str(out), "--set", "seed=1"])
 
@@ -139,7 +142,7 @@ def test_what_a_killed_sweep_leaves_is_read(suite: str, tmp_path: Path) -> None:
     _write(trials / "00003", "error.txt", "RayActorError: lost\n")
     _write(trials / "00003", "result.json", f"{line}\n")
     results = Results.read(tmp_path)
-    assert [one.trial for one in results.candidates] == [0, 3], "the last one began again"
+    assert [row["trial"] for row in results.candidates] == [0, 3], "the last one began again"
     assert (results.asked, results.is_finished) == (24, False)
     assert results.failed == [{"trial": 2, "error": "ValueError: no luck"}]
     with pytest.raises(InputError, match="holds no sweep; allowed: the folder of one"):

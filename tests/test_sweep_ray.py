@@ -74,8 +74,8 @@ def test_killed_and_restored_it_has_every_trial_once_and_a_winner(static: Path, 
     assert (said["trials"], said["failed"]) == (40, [])
     assert [path.parent.name for path in _results(out)] == [f"{n:05d}" for n in range(1, 41)]
     results = Results.read(out)
-    assert results.candidates[0].label == "passive", "no winner is worse than no pacing"
-    values = [c.result["throughput"] for c in results.candidates]
+    assert results.candidates[0]["candidate"] == "passive", "no winner is worse than no pacing"
+    values = [row["throughput"] for row in results.candidates]
     assert said["winners"][0]["throughput"] == max(values) > 0.0
     kept = [last_result(path)["trial_id"] == result["trial_id"] for path, result in before.items()]
     assert sum(kept) >= len(kept) - 4, "but for those that were not on Tune's record yet, trials do not run again"
@@ -174,15 +174,16 @@ def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_i
     results = _tuned(config, tmp_path / "out")
     assert len(results.failed) == 2
     assert all("sb3.learning_rate = 2.0; allowed: input should be less" in one["error"] for one in results.failed)
-    assert {c.result["decisions"] for c in results.candidates} == {512, 1024}, "some stopped early"
+    assert {row["decisions"] for row in results.candidates} == {512, 1024}, "some stopped early"
     best = results.best()
     assert best is not None
-    assert best.result["score"] == max(c.result["score"] for c in results.candidates)
+    assert best["score"] == max(row["score"] for row in results.candidates)
     provenance = load_policy(tmp_path / "out" / "policy.safetensors").provenance
-    assert provenance["validation"]["score"] == pytest.approx(max(best.result["scores"]), abs=1e-4)
-    assert provenance["validation_of_seeds"]["scores"] == best.result["scores"]
+    assert provenance["validation"]["score"] == pytest.approx(max(best["scores"]), abs=1e-4)
+    assert provenance["validation_of_seeds"]["scores"] == best["scores"]
     assert (tmp_path / "out" / "winner-train.yaml").is_file()
-    assert list(best.folder.glob("events.out.tfevents*")), "TensorBoard follows every trial"
+    trial = tmp_path / "out" / "tune" / "all" / f"{best['trial']:05d}"
+    assert list(trial.glob("events.out.tfevents*")), "TensorBoard follows every trial"
 
 
 @pytest.mark.slow
@@ -192,11 +193,11 @@ def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path)
     config = _training(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
     results = _tuned(config, tmp_path / "out")
     assert len(results.candidates) == 4
-    reported = [(c.folder / "result.json").read_text().splitlines() for c in results.candidates]
+    reported = [path.read_text().splitlines() for path in _results(tmp_path / "out")]
     rates = [{json.loads(line)["config"]["sb3.learning_rate"] for line in lines} for lines in reported]
     assert max(map(len, rates)) > 1, "somebody copied"
     assert all(1e-3 <= rate <= 1e-1 for of_trial in rates for rate in of_trial)
-    assert load_policy(tmp_path / "out" / "policy.safetensors").provenance["sweep"]["trial"] == results.best().trial  # type: ignore[union-attr]
+    assert load_policy(tmp_path / "out" / "policy.safetensors").provenance["sweep"]["trial"] == results.best()["trial"]  # type: ignore[index]
 
 
 @pytest.mark.slow

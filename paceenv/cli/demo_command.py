@@ -50,11 +50,11 @@ def demo(
 def _train(config: TrainConfig, out: Path) -> Path:
     output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
     with output.progress("train", config.total_timesteps) as done:
-        trained = training_run.train(config, on_progress=done)
+        run = training_run.train(config, on_progress=done)
     path = out / "trained.safetensors"  # `learned` is the policy that ships
-    digest = save_policy(path, trained.file)
-    config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    result_plots.learning_curve(trained.curve, out / "learning-curve.png")
+    digest = save_policy(path, run.result())
+    config_files.write_text(out / "learning-curve.json", json.dumps(run.curve.rows))
+    result_plots.learning_curve(run.curve.rows, out / "learning-curve.png")
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 

@@ -13,6 +13,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.evaluation.suites import beside
 from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
@@ -67,12 +68,12 @@ def train(
         _train_for_job(job, out, seconds, seed or 0, json_)
         return
     path = config_files.find("train", config or "")
-    data = config_files.read_yaml(path)
+    data = beside(config_files.read_yaml(path), path)
     if algorithm is not None:
         data = with_algorithm(data, algorithm)
     for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
         config_files.set_value(data, assignment)
-    resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
+    resolved = config_files.parse(TrainConfig, data, str(path))
     if not resume:
         _refuse_used(out)
     # torch, which a refused config need not wait for

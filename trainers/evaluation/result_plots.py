@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
@@ -87,32 +86,27 @@ def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
 
     ``gap_closed`` is on validation clusters, ``null_cost`` on the null clusters of a distillation.
     """
-
-    def of(key: str) -> NDArray[np.float64]:
-        """Decisions, thousands, and values."""
-        return np.array([(row["timesteps"] / 1000.0, row[key]) for row in curve if key in row]).T
-
-    x, y = of("reward")
-    scored, costly = (any(key in row for row in curve) for key in ("gap_closed", "null_cost"))
-    figure, panels = figures.figure(1 + scored + costly)
-    shade = colour("learned")
-    panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8, label="each update")
-    width = max(1, len(y) // 20)
-    if len(y) > width:
-        panels[0].plot(
-            x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade, label="running mean"
-        )
-    panels[0].legend(fontsize=8)
-    panels[0].set(ylabel="mean reward less that of the same\nepisodes without pacing", title="training")
-    if scored:
-        x, closed = of("gap_closed")
-        panels[1].plot(x, 100 * closed, "o-", ms=3, color=shade)
-        panels[1].set(ylabel="gap to the best known closed, %", title="validation clusters", ylim=(None, 100))
-    if costly:
-        x, cost = of("null_cost")
-        panels[-1].plot(x, 100 * cost, color=shade, linewidth=0.8)
-        panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
-        panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
-    for panel in panels:
-        panel.set_xlabel("decisions, thousands")
-    figure.savefig(path)
+    parts = {
+        "reward": ("training", "mean reward less that of the same\nepisodes without pacing", 1.0),
+        "gap_closed": ("validation clusters", "gap to the best known closed, %", 100.0),
+        "null_cost": ("constraint (dotted: limit)", "mean step time on nulls\nagainst no pacing, %", 100.0),
+    }
+    known = [key for key in parts if any(key in row for row in curve)]
+    figure, panels = figures.figure(len(known))
+    for panel, key in zip(panels, known, strict=True):
+        title, what, unit = parts[key]
+        x, y = np.array([(row["timesteps"] / 1000.0, unit * row[key]) for row in curve if key in row]).T
+        panel.set(title=title, xlabel="decisions, thousands", ylabel=what)
+        if key == "reward":
+            panel.plot(x, y, color=colour("learned"), alpha=0.25, lw=0.8, label="each update")
+            width = max(1, len(y) // 20)
+            mean = np.convolve(y, np.ones(width) / width, "valid")
+            panel.plot(x[width - 1 :], mean, color=colour("learned"), label="running mean")
+            panel.legend(fontsize=8)
+        elif key == "gap_closed":
+            panel.plot(x, y, "o-", ms=3, color=colour("learned"))
+            panel.set_ylim(None, 100)
+        else:
+            panel.plot(x, y, color=colour("learned"), lw=0.8)
+            panel.axhline(0.5, color="#999999", linestyle=":", lw=0.8)
+    figures.save(figure, path)

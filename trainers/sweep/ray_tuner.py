@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import socket
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +52,8 @@ from paceenv.trainers.sweep.trainables import (
 MAX_FAILURES = 2
 """How often a trial begins again, from its last checkpoint, after an error or a lost worker."""
 LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
-TEMPORARY, STATE = "paceenv-ray-", "state"
-"""Beginning of the name of a temporary folder, and where an experiment keeps Tune's last whole state."""
+STATE = "state"
+"""Where an experiment keeps Tune's last whole state."""
 
 
 @contextlib.contextmanager
@@ -64,39 +63,26 @@ def connected(address: str | None) -> Iterator[None]:
     ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
     Code travels to an existing cluster. Raises InputError where there is no cluster.
     """
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
     package = str(Path(paceenv.__file__).parent)
     code = {"runtime_env": {"py_modules": [package], "excludes": ["__pycache__"]}}
     if address not in {None, "auto"}:
         _knock(str(address))
-    with _temporary_folder() as logs:
-        try:
-            if address is None:
-                ray.init(address="local", _temp_dir=logs, **own, **quiet)
-            else:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            said = str(error).partition("\n")[0]
-            if address is None:
-                raise InputError(f"Ray does not start here: {said}") from None
-            raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[str]:
-    """For Ray's own files, in ``/tmp`` as sockets need short paths; removes those of processes that were killed."""
-    for left in Path("/tmp").glob(f"{TEMPORARY}*"):
-        pid = left.name.removeprefix(TEMPORARY).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and left.lstat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)
-    prefix = f"{TEMPORARY}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield folder
+    try:
+        if address is None:
+            ray.init(address="local", include_dashboard=False, **own, **quiet)
+        else:
+            ray.init(address=address, **code, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        if address is None:
+            raise InputError(f"Ray does not start here: {said}") from None
+        raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:
@@ -116,7 +102,7 @@ def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path)
         InputError: where Tune cannot go on with what is in the folder.
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
-    experiment = (folder / TUNE / "all").absolute()
+    experiment = (folder / TUNE).absolute()
     trainable = StaticTrial if isinstance(task, StaticTask) else TrainingTrial
     runnable = tune.with_resources(tune.with_parameters(trainable, task=task), {"cpu": 1})
     kept = experiment / STATE
