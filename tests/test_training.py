@@ -53,7 +53,6 @@ def test_training_is_reproducible_its_seed_is_used_and_the_policy_carries_what_d
     assert all(low <= high for low, high in content.calibrated_range.values())
     assert content.provenance["config"]["total_timesteps"] == 1024
     assert content.provenance["git_commit"]
-    assert (tmp_path / "a" / "learning-curve.png").stat().st_size > 1000
     assert (tmp_path / "a" / "config.yaml").exists()
 
 

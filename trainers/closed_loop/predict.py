@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, standing, timing
 from paceenv.core.differences import Array
-from paceenv.core.errors import InputError
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS, Plan
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
@@ -76,8 +75,7 @@ class Predictor:
         cluster = self._clusters[d]
         simulator = start(cluster, self._seeds[d], limits=self._plan.limits)
         chosen = select_policy(policy, cluster)
-        if not isinstance(chosen, Policy):
-            raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
+        assert isinstance(chosen, Policy)  # as a job refuses one that looks ahead
         return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first)
 
 

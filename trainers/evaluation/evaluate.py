@@ -80,7 +80,6 @@ class SuiteResult:
 
     suite: Suite
     policies: list[str]
-    ranks: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     def outside(self) -> list[str]:
@@ -160,7 +159,6 @@ def evaluate(
     result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
         cluster = case.load()
-        result.ranks[case.name] = cluster.ranks
         for name in names:
             meant = tuned[case.name] if tuned and name == TUNED else name
             result.outcomes[name, case.name] = outcome(meant, cluster, suite)

@@ -1,10 +1,9 @@
-"""The pictures of a run: ranks over time, policies side by side, learning curve."""
+"""Pictures of policies: ranks over time, policies side by side."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,7 +22,6 @@ from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
-from paceenv.ui.figures import colour
 
 SHOWN_STEPS = 3
 
@@ -79,34 +77,3 @@ def side_by_side_page(result: SuiteResult) -> str:
         sections.append(Section(title, [caption], svg=figures.svg(drawn, f"{case.name}: ranks over time")))
     note = f"{SHOWN_STEPS} steps of {suite.iterations}, close to every policy's mean. All policies meet the same noise."
     return page(f"Policies side by side on {suite.name}", note, sections)
-
-
-def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
-
-    ``gap_closed`` is on validation clusters, ``null_cost`` on the null clusters of a distillation.
-    """
-    parts = {
-        "reward": ("training", "mean reward less that of the same\nepisodes without pacing", 1.0),
-        "gap_closed": ("validation clusters", "gap to the best known closed, %", 100.0),
-        "null_cost": ("constraint (dotted: limit)", "mean step time on nulls\nagainst no pacing, %", 100.0),
-    }
-    known = [key for key in parts if any(key in row for row in curve)]
-    figure, panels = figures.figure(len(known))
-    for panel, key in zip(panels, known, strict=True):
-        title, what, unit = parts[key]
-        x, y = np.array([(row["timesteps"] / 1000.0, unit * row[key]) for row in curve if key in row]).T
-        panel.set(title=title, xlabel="decisions, thousands", ylabel=what)
-        if key == "reward":
-            panel.plot(x, y, color=colour("learned"), alpha=0.25, lw=0.8, label="each update")
-            width = max(1, len(y) // 20)
-            mean = np.convolve(y, np.ones(width) / width, "valid")
-            panel.plot(x[width - 1 :], mean, color=colour("learned"), label="running mean")
-            panel.legend(fontsize=8)
-        elif key == "gap_closed":
-            panel.plot(x, y, "o-", ms=3, color=colour("learned"))
-            panel.set_ylim(None, 100)
-        else:
-            panel.plot(x, y, color=colour("learned"), lw=0.8)
-            panel.axhline(0.5, color="#999999", linestyle=":", lw=0.8)
-    figures.save(figure, path)

@@ -46,13 +46,9 @@ class Environment(Config):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> Environment:
+    def _fits(self) -> Environment:
         if bool(self.clusters) == bool(self.suites):
             raise ValueError("clusters or suites, one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _fits(self) -> Environment:
         time_scales(self.memory_intervals)
         ends, preference = self.preference_range, self.preference
         if ends is not None and not ends[0] < ends[1]:
