@@ -1,4 +1,4 @@
-"""The closed loop without a testbed: paired statistics, predictions in blocks, resuming after a kill, the report."""
+"""The closed loop without a testbed: paired statistics, predictions in blocks, the report."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from paceenv.core.plain import plain
 from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
+from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
@@ -215,19 +216,6 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
-class Interrupted(SimulatedTestbed):
-    """Ends in the run of one mode."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self._mode = mode
-
-    def __call__(self, *given: Any, agents: Any, **more: Any) -> Any:
-        if self._mode in agents["pairs"]:
-            raise InputError("interrupted")
-        return super().__call__(*given, agents=agents, **more)
-
-
 def test_a_loop_needs_a_new_folder(tmp_path: Path) -> None:
     testbed = SimulatedTestbed()
     report = _loop(tmp_path / "loop", testbed, ["default"]).go()
@@ -251,14 +239,14 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
 
 
 def test_the_command_runs_the_loop_with_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    testbed, folder = Interrupted("probe"), tmp_path / "loop"
-    monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", testbed)
+    def interrupted(scenario: Scenario, *given: Any, **more: Any) -> None:
+        assert (scenario.loop.pairs, scenario.loop.observe_iterations, scenario.seed) == (5, 40, 18)
+        raise InputError("interrupted")
+
+    monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", interrupted)
     config_files.write_yaml(tmp_path / "double.yaml", scenario().model_dump(exclude_unset=True))
-    more = ["--iterations", "40", "--pairs", "5", "--seed", "3", "--candidates", "default; paper"]
-    with pytest.raises(InputError, match="interrupted"):
-        paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])
-    assert [run["--mode"] for run in testbed.runs] == ["observe"]
-    assert (testbed.scenario.loop.pairs, testbed.scenario.loop.observe_iterations, testbed.scenario.seed) == (5, 40, 18)
-    more[-1] = "paper; nobody"
-    with pytest.raises(InputError, match="candidate nobody"):
-        paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])
+    command = ["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(tmp_path / "loop")]
+    command += ["--iterations", "40", "--pairs", "5", "--seed", "3", "--candidates"]
+    for candidates, said in (("default; paper", "interrupted"), ("paper; nobody", "candidate nobody")):
+        with pytest.raises(InputError, match=said):
+            paceenv([*command, candidates])
