@@ -11,6 +11,7 @@ import typer
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.core.plain import plain
 from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation.suites import beside
@@ -107,7 +108,7 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     left_s = max(seconds - (time.process_time() - begun), 5.0)
     with output.progress(f"train for {clusters[0].name}", left_s) as done:
         trained = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
-    summary: dict[str, Any] = {"policy": None, "sha256": None, **trained.to_json()}
+    summary: dict[str, Any] = {"policy": None, "sha256": None, **plain(trained)}
     if trained.file is not None:
         summary |= {"policy": str(path), "sha256": save_policy(path, trained.file)}
     if not output.write_json(summary, json_):

@@ -182,7 +182,7 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.parse(Suite, beside(config_files.read_yaml(path), path), str(path))
-    drawn = [*suite.random, *suite.relatives, *suite.posterior]
+    drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *suite.posterior]
     cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
     cases = [case.model_copy(update={"suite": suite.name}) for case in cases]
     update = {"cases": _told_apart(cases), "random": [], "relatives": [], "posterior": []}

@@ -257,6 +257,6 @@ def within(config: dict[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any
     """Hyperparameters in their ranges, which PopulationBasedTraining's factors leave."""
     bounded = dict(config)
     for key, one in ranges.items():
-        if ends := one.uniform or one.loguniform:
-            bounded[key] = min(max(bounded[key], ends[0]), ends[1])
+        if one.ends:
+            bounded[key] = min(max(bounded[key], one.ends[0]), one.ends[1])
     return bounded

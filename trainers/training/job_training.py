@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.pacing import Candidate
+from paceenv.core.plain import plain
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import constant_policy
@@ -79,15 +80,11 @@ class JobPolicy:
     gains: dict[str, Interval]
     cpu_s: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the weights, as plain data."""
-        return {
-            "best": self.best,
-            "pacing_helps": self.best is not None,
-            "constant": self.constant,
-            "gains": {name: gain._asdict() for name, gain in self.gains.items()},
-            "cpu_s": round(self.cpu_s, 1),
-        }
+    SHOWN: ClassVar = ("best", "pacing_helps", "constant", "gains", "cpu_s")
+
+    @property
+    def pacing_helps(self) -> bool:
+        return self.best is not None
 
 
 def train_for_job(
@@ -138,7 +135,7 @@ def train_for_job(
     best = _best(chosen_on)
     helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
     gains = _gains(policies, compared, FINAL_SEED, seeds, limits)
-    cpu_s = time.process_time() - begun
+    cpu_s = round(time.process_time() - begun, 1)
     on_progress(cpu_s)
     found = JobPolicy(best if helps else None, files[best] if helps else None, student, constant, gains, cpu_s)
     record = {
@@ -147,7 +144,7 @@ def train_for_job(
         "config": learner.config.model_dump(mode="json", exclude={"environment": {"clusters"}}),
         "algorithm": learner.label,
         "timesteps": learner.timesteps,
-        "tailored": {"cluster": clusters[0].name, "seed": seed, **found.to_json()},
+        "tailored": {"cluster": clusters[0].name, "seed": seed, **plain(found)},
     }
     recorded = {name: replace(file, provenance=record) for name, file in files.items()}
     return replace(found, file=recorded[best] if helps else None, student=recorded.get(TAILORED))
