@@ -220,34 +220,28 @@ def test_pickles_of_another_user_are_not_read(tmp_path: Path, monkeypatch: pytes
         ray_tuner._restored(tmp_path, TrainingTrial)
 
 
-PIECES = """
-name: pieces
-environment:
-  clusters: [{cluster: two-jobs}]
-  mechanisms: [phase_shift]
-  environments: 4
-  threads: 1
-  interval_iterations: 4
-  episode_intervals: 4
-selection: {suites: [mine.yaml], every: 1, patience: 1, seeds: 2, iterations: 40}
-total_timesteps: 96
-sb3: {net_arch: [4], arguments: {n_steps: 4, batch_size: 16, n_epochs: 1}}
+TRAIN = """
+name: tiny
+environment: {clusters: [{cluster: two-jobs}], mechanisms: [phase_shift], episode_intervals: 8, environments: 16}
+selection: {suites: [mine.yaml], every: 2, patience: 9, seeds: 2, iterations: 60}
+total_timesteps: 1024
+sb3: {arguments: {n_steps: 8, batch_size: 64, n_epochs: 1}}
 """
+"""A training run of four looks."""
 
 
-def _training(folder: Path, **changed: Any) -> TrainingTask:
-    (folder / "pieces.yaml").write_text(PIECES)
+def training_sweep(folder: Path, rates: dict[str, Any], **search: Any) -> SweepConfig:
+    """A sweep over two hyperparameters of that run, whose files are in ``folder``."""
+    (folder / "tiny.yaml").write_text(TRAIN)
     (folder / "mine.yaml").write_text("name: mine\ncases: [{cluster: two-jobs, split: validation}]\n")
-    keys = {"sb3.learning_rate": {"loguniform": [1e-4, 1.0]}}
-    training = {"train": str(folder / "pieces.yaml"), "hyperparameters": keys, "seeds": 1, **changed}
-    task = make_task(SweepConfig.model_validate({"name": "pieces", "training": training}))
-    assert isinstance(task, TrainingTask)
-    return task
+    ranges = {"sb3.learning_rate": rates, "sb3.arguments.gamma": {"uniform": [0.85, 0.95]}}
+    training = {"train": str(folder / "tiny.yaml"), "hyperparameters": ranges, "seeds": 2, **search}
+    return SweepConfig.model_validate({"name": "tiny", "training": training, "seed": 1})
 
 
 def test_trials_share_the_validation_that_the_driver_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainables, "Validation", lambda *args, **named: "found")
-    sent = pickle.dumps(_training(tmp_path))
+    sent = pickle.dumps(make_task(training_sweep(tmp_path, {"choice": [1e-3]})))
     monkeypatch.setattr(trainables, "Validation", None)
     assert pickle.loads(sent).validation == "found"
 
@@ -270,9 +264,9 @@ def test_the_sweeps_that_ship_can_begin(name: str) -> None:
 
 def test_a_training_sweep_finds_its_files_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's workers change to a folder of their own."""
-    _training(tmp_path)
     monkeypatch.chdir(tmp_path)
-    task = _training(Path(), train="pieces.yaml")
+    task = make_task(training_sweep(Path(), {"choice": [1e-3]}))
     monkeypatch.chdir("/")
+    assert isinstance(task, TrainingTask)
     assert task.train.selection is not None
     assert [case.name for case in load_suites(task.train.selection.suites, "all of it").cases] == ["two-jobs"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_sweep import training_sweep
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -123,28 +124,6 @@ def test_three_nodes_of_which_one_is_killed_finish(
     assert not results.failed
 
 
-TRAIN = """
-name: tiny
-environment:
-  clusters: [{cluster: two-jobs}]
-  mechanisms: [phase_shift]
-  episode_intervals: 8
-  environments: 16
-selection: {suites: [mine.yaml], every: 2, patience: 9, seeds: 2, iterations: 60}
-total_timesteps: 1024
-sb3: {arguments: {n_steps: 8, batch_size: 64, n_epochs: 1}}
-"""
-"""A training run of four looks."""
-
-
-def _training(folder: Path, rates: dict[str, Any], **search: Any) -> SweepConfig:
-    (folder / "tiny.yaml").write_text(TRAIN)
-    (folder / "mine.yaml").write_text("name: mine\ncases: [{cluster: two-jobs, split: validation}]\n")
-    ranges = {"sb3.learning_rate": rates, "sb3.arguments.gamma": {"uniform": [0.85, 0.95]}}
-    training = {"train": str(folder / "tiny.yaml"), "hyperparameters": ranges, "seeds": 2, **search}
-    return SweepConfig.model_validate({"name": "tiny", "training": training, "seed": 1})
-
-
 @pytest.fixture(scope="module")
 def own_ray() -> Iterator[None]:
     """A Ray that the tests below share."""
@@ -170,7 +149,7 @@ def _tuned(config: SweepConfig, out: Path) -> Results:
 @pytest.mark.usefixtures("own_ray")
 def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_it(tmp_path: Path) -> None:
     asha = {"grace_period": 512, "reduction_factor": 2}
-    config = _training(tmp_path, {"choice": [1e-3, 3e-3, 2.0]}, num_samples=5, asha=asha)
+    config = training_sweep(tmp_path, {"choice": [1e-3, 3e-3, 2.0]}, num_samples=5, asha=asha)
     results = _tuned(config, tmp_path / "out")
     assert len(results.failed) == 2
     assert all("sb3.learning_rate = 2.0; allowed: input should be less" in one["error"] for one in results.failed)
@@ -190,7 +169,7 @@ def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_i
 @pytest.mark.usefixtures("own_ray")
 def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path) -> None:
     pbt = {"perturbation_interval": 256}
-    config = _training(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
+    config = training_sweep(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
     results = _tuned(config, tmp_path / "out")
     assert len(results.candidates) == 4
     reported = [path.read_text().splitlines() for path in _results(tmp_path / "out")]

@@ -75,14 +75,14 @@ def as_json(result: SuiteResult) -> list[dict[str, Any]]:
     """The table as plain data, a row a cluster and policy."""
     rows, names = [], labels(result.policies)
     for case in result.suite.cases:
-        passive = result.score("passive", case)
+        passive, ranks = result.score("passive", case), case.load().ranks
         for policy in result.policies:
             score = result.score(policy, case)
             rows.append(
                 {
                     "suite": case.suite or result.suite.name,
                     "cluster": case.name,
-                    "ranks": case.load().ranks,
+                    "ranks": ranks,
                     "split": case.split,
                     "null": case.null_case,
                     "policy": names[policy],
