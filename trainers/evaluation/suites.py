@@ -127,7 +127,8 @@ class PosteriorCases(DrawnCases):
 def beside(data: Any, path: Path) -> Any:
     """Data of a config from ``path``, in which names of YAML files that lie beside it became their paths."""
     if isinstance(data, dict):
-        return {key: value if key in ("name", "description") else beside(value, path) for key, value in data.items()}
+        as_is = ("name", "description", "relatives")
+        return {key: value if key in as_is else beside(value, path) for key, value in data.items()}
     if isinstance(data, list):
         return [beside(value, path) for value in data]
     return config_files.resolve_sibling(path, data) if isinstance(data, str) else data
