@@ -1,9 +1,10 @@
-"""The closed loop without a testbed: paired statistics, predictions in blocks, resuming after a kill, the report."""
+"""The closed loop without a testbed: paired statistics, predictions in blocks, the report."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import loop_doubles
 import numpy as np
 import pytest
-from loop_doubles import QUICK, SHORT, SimulatedTestbed, scenario
+from loop_doubles import QUICK, SimulatedTestbed, scenario
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
@@ -21,21 +22,22 @@ from paceenv.core.plain import plain
 from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
+from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, default_rule
+from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, default_rule
 from paceenv.trainers.closed_loop.paired_blocks import (
-    Effect,
+    Candidate,
     candidate_agents,
-    difference,
+    compare,
     effect,
-    held_back,
     log_ratios,
     paired_blocks,
+    unheld,
 )
-from paceenv.trainers.closed_loop.predict import Prediction, Predictor, run_in_blocks
+from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
 from paceenv.trainers.closed_loop.scenario_program import known_cluster
 from paceenv.ui import config_files
 
@@ -60,18 +62,16 @@ def test_the_measure_is_the_agents_own() -> None:
         experiment.add(i, step_s)
     experiment.final()
     verdict, found = experiment.leading.verdict, effect(log_ratios(step_s_T[None], BLOCKS)[0])
-    assert verdict.pairs == found.units == PAIRS
-    assert verdict.gain == pytest.approx(-found.change)
-    assert found.change < 0.5
+    assert verdict.pairs == len(BLOCKS) == PAIRS
+    assert verdict.gain == pytest.approx(-found.value)
+    assert found.value < 0.5
 
 
 def test_pairs_that_are_cut_off_do_not_count() -> None:
     assert len(paired_blocks(CONTEST, ITERATIONS - 1)[1]) == PAIRS - 1
     assert len(paired_blocks(CONTEST, QUIET + 2 * BLOCK)[1]) == 0
     assert paired_blocks(CONTEST, QUIET + BLOCK + 1)[1] == []  # ends before anything of its first pair counts
-    nothing = effect(log_ratios(np.ones((1, QUIET)), [])[0])
-    assert nothing.units == 0
-    assert math.isnan(nothing.change)
+    assert math.isnan(effect(log_ratios(np.ones((1, QUIET)), [])[0]).value)
 
 
 def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
@@ -96,24 +96,24 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     )
     sharp, wide = same.predict(rule, contest), vague.predict(rule, contest)
     assert sharp.always.high < -0.1
-    assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)
+    assert sharp.blocks.value == pytest.approx(sharp.always.value, abs=0.02)
     assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
-    many, few = vague.passive, same.passive
-    assert many["high_s"] - many["low_s"] > 3.0 * (few["high_s"] - few["low_s"])
+    many, few = vague.passive["step_s"], same.passive["step_s"]
+    assert many.high - many.low > 3.0 * (few.high - few.low)
     nothing = same.predict("passive", contest)
-    assert nothing.always.change == 0.0
+    assert nothing.always.value == 0.0
     assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what blocks of nothing read
 
 
-def _row(policy: str, change: float, half: float) -> Prediction:
-    effect = Effect(change, change - half, change + half, 16)
-    return Prediction(policy, effect, effect, 0.0, 0.0, np.zeros(16))
-
-
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
-    rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
-    assert sim_to_real_report.choose(rows)["policy"] == "c"
-    assert sim_to_real_report.choose([rows[1], rows[3]])["policy"] == "passive"
+    def of(policy: str, mean: float, sd: float) -> Candidate:
+        logs = mean + sd * np.array([-1.0, 1.0] * 8)
+        return Candidate(policy, logs, logs, 0.0, 0.0, agents={"paced_pairs": None})
+
+    several = [of("a", -0.10, 0.02), of("b", -0.20, 0.25), of("c", -0.12, 0.05), of("d", 0.1, 0.01)]
+    for candidates, chosen in ((several, "c"), (several[1::2], "passive")):
+        report = sim_to_real_report.build(scenario(), {}, candidates, {"unheld": ""}, [])
+        assert report["chosen"]["policy"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,7 @@ def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
 def test_agreement_is_said_in_words(
     predicted: tuple[float, ...], measured: tuple[float, ...], inside: bool | None, sign: bool | None, said: str
 ) -> None:
-    both = (Effect.of_logs(Interval(*map(math.log1p, one)), 8) for one in (predicted, measured))
-    found = sim_to_real_report.compare(*both)
+    found = compare(Interval(*predicted), Interval(*measured))
     assert (found["inside"], found["sign"]) == (inside, sign)
     assert said in found["verdict"]
 
@@ -148,11 +147,9 @@ def _snapshot(state: str = "canary", reason: str = "", **candidate: Any) -> dict
 def test_a_contest_in_which_no_transfer_was_held_says_so() -> None:
     why = "transfers of process group 1 are not held back: its backend is mpi"
     idle = {"pacing": {"holds": 7, "held": 0}, "events": [{"text": why}, {"text": "mode canary"}]}
-    found = held_back([idle, idle])
-    assert (found["holds"], found["held"], found["unheld"]) == (14, 0, [why])
-    (said,) = sim_to_real_report.notes({"candidates": [], "delays": found})
-    assert said == f"rule defer was on in 14 iterations of ranks and held no transfer back: {why}"
-    assert sim_to_real_report.notes({"candidates": [], "delays": found | {"held": 3}}) == []
+    wanted = f"rule defer was on in 14 iterations of ranks and held no transfer back: {why}"
+    assert unheld([idle, idle]) == wanted
+    assert unheld([idle, {"pacing": {"holds": 7, "held": 3}}]) == ""
 
 
 def test_blocks_after_a_rollback_do_not_count() -> None:
@@ -174,14 +171,16 @@ def test_candidates_are_compared_by_the_same_rounds() -> None:
     random = np.random.default_rng(1)
     common = random.normal(0.0, 0.05, 12)
     good, better = (common + math.log(1.0 - gain) + random.normal(0.0, 0.002, 12) for gain in (0.1, 0.2))
-    found = difference(better, good)
+    one, other = (Candidate("", common, common, 0.0, 0.0, measured_P=logs_P) for logs_P in (better, good))
+    found = one.against(other)["measured"]
     assert found.low < 0.8 / 0.9 - 1.0 < found.high
     assert found.high - found.low < 0.1 * (effect(good).high - effect(good).low)
-    assert difference(better[:5], good).units == 5
+    one.measured_P = better[:5]
+    assert one.against(other)["rounds"] == 5
 
 
-def _loop(folder: Path, testbed: SimulatedTestbed, *, options: LoopOptions | None = None, **plan: Any) -> ClosedLoop:
-    return ClosedLoop(scenario(**plan), folder, options or QUICK, testbed, loop_doubles.calibrate)
+def _loop(folder: Path, testbed: SimulatedTestbed, candidates: Sequence[str] = QUICK, **plan: Any) -> ClosedLoop:
+    return ClosedLoop(scenario(**plan), folder, testbed, loop_doubles.calibrate, candidates=candidates, seeds=1)
 
 
 @pytest.mark.slow
@@ -191,21 +190,21 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary"]
     assert float(testbed.runs[1]["--probe-s"]) == 0.01
     names = testbed.runs[2]["--candidates"].split(";")
-    rows = {role: row for row in report["contest"]["candidates"] for role in row["roles"]}
+    rows = {role: one for one in report["policies"] for role in one.roles}
     assert set(rows) == {"constant", "default", "adaptive", "paper", "learned"}
-    assert {row["policy"] for row in rows.values()} == set(names)
-    assert report["fit"]["mean_within"]
-    assert report["fit"]["cv_within"]
-    assert report["held_out"]["mean_within"]
+    assert {one.policy for one in rows.values()} == set(names)
+    simulated = report["simulated"]
+    for real in (report["observed"], report["contest"]["unpaced"]):
+        assert simulated["step_s"].value == pytest.approx(real["step_s"].value, rel=0.05)
+    assert simulated["cv"] == pytest.approx(report["observed"]["cv"], abs=0.03)
     constant, paper = rows["constant"], rows["paper"]
-    assert constant["measured"].high < -0.1
-    assert constant["sign"]
-    assert constant["predicted"].low <= constant["measured"].change <= constant["predicted"].high
-    assert paper["measured"].change > constant["measured"].high
-    assert constant["agents"]["verdicts"] == {"helps": 8}
-    assert report["contest"]["reference"] in (constant["policy"], rows["default"]["policy"])
-    pair = ("paper", constant["policy"])
-    beaten = next(one for one in report["contest"]["differences"] if (one["policy"], one["than"]) == pair)
+    assert constant.measured.high < -0.1
+    assert constant.agreement["sign"]
+    assert constant.measured.value in constant.blocks
+    assert paper.measured.value > constant.measured.high
+    assert constant.agents["verdicts"] == {"helps": 8}
+    assert report["reference"] in (constant.policy, rows["default"].policy)
+    beaten = paper.against(constant)
     assert beaten["measured"].low > 0.0
     assert beaten["always"].low > 0.0
     text = (tmp_path / "loop" / "report.md").read_text()
@@ -216,26 +215,13 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
-class Interrupted(SimulatedTestbed):
-    """Ends in the run of one mode."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self._mode = mode
-
-    def __call__(self, *given: Any, agents: Any, **more: Any) -> Any:
-        if self._mode in agents["pairs"]:
-            raise InputError("interrupted")
-        return super().__call__(*given, agents=agents, **more)
-
-
 def test_a_loop_needs_a_new_folder(tmp_path: Path) -> None:
     testbed = SimulatedTestbed()
-    report = _loop(tmp_path / "loop", testbed, options=SHORT).go()
+    report = _loop(tmp_path / "loop", testbed, ["default"]).go()
     assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary"]
     assert json.loads((tmp_path / "loop" / "report.json").read_text()) == plain(report)
     with pytest.raises(InputError, match="loop: holds something; allowed: a new folder"):
-        _loop(tmp_path / "loop", testbed, options=SHORT).go()
+        _loop(tmp_path / "loop", testbed, ["default"]).go()
 
 
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -245,21 +231,21 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
     with pytest.raises(InputError, match=r"unknown key fabric\.bufer_kb"):
         _loop(tmp_path / "loop", testbed, known={"fabric.bufer_kb": 32}).go()
     with pytest.raises(InputError, match=r"candidate nobody: .*allowed: constant, default, adaptive"):
-        _loop(tmp_path / "loop", testbed, options=LoopOptions(candidates=("constant", "nobody"))).go()
+        _loop(tmp_path / "loop", testbed, ["constant", "nobody"]).go()
     assert not testbed.runs
     assert known_cluster(scenario(known={})) is None
     assert "--block-iterations" in agent_options(scenario().loop, "canary")
 
 
 def test_the_command_runs_the_loop_with_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    testbed, folder = Interrupted("probe"), tmp_path / "loop"
-    monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", testbed)
+    def interrupted(scenario: Scenario, *given: Any, **more: Any) -> None:
+        assert (scenario.loop.pairs, scenario.loop.observe_iterations, scenario.seed) == (5, 40, 18)
+        raise InputError("interrupted")
+
+    monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", interrupted)
     config_files.write_yaml(tmp_path / "double.yaml", scenario().model_dump(exclude_unset=True))
-    more = ["--iterations", "40", "--pairs", "5", "--seed", "3", "--candidates", "default; paper"]
-    with pytest.raises(InputError, match="interrupted"):
-        paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])
-    assert [run["--mode"] for run in testbed.runs] == ["observe"]
-    assert (testbed.scenario.loop.pairs, testbed.scenario.loop.observe_iterations, testbed.scenario.seed) == (5, 40, 18)
-    more[-1] = "paper; nobody"
-    with pytest.raises(InputError, match="candidate nobody"):
-        paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])
+    command = ["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(tmp_path / "loop")]
+    command += ["--iterations", "40", "--pairs", "5", "--seed", "3", "--candidates"]
+    for candidates, said in (("default; paper", "interrupted"), ("paper; nobody", "candidate nobody")):
+        with pytest.raises(InputError, match=said):
+            paceenv([*command, candidates])

@@ -72,7 +72,7 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
         (["train", "paceenv/Pacing-v0", "-o", "unused"], "neither a file nor one of configs/train: demo"),
         (["evaluate", "learnt"], "clairvoyant, best-static, module:Class or a .safetensors file; did you mean"),
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "no-such-trace"),
-        (["evaluate", "passive", "--write", "."], ".: is a folder; allowed: the name of a file"),
+        (["evaluate", "passive", "--watch", "."], ".: is a folder; allowed: the name of a file"),
         (
             ["evaluate", "passive", "--json", __file__],
             "test_commands.py: is there, and no such answer; allowed: a new file",
@@ -120,26 +120,21 @@ def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) 
             assert row["throughput_gain"] <= 1e-9, "no policy can gain where nothing is shared"
 
 
-def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / folder / "policy.safetensors" for folder in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
         path.write_bytes(released().read_bytes())
-    options = ["--suite", "demo", "--seeds", "2", "-i", "60", "--limit", "cap_share=0.2", "--json", "-"]
-    page, drawn = tmp_path / "page.md", tmp_path / "side-by-side.html"
-    made = ["--write", str(page), "--watch", str(drawn)]
-    rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, *made))
-    assert {row["policy"] for row in rows} == {"passive", *map(str, paths)}
-    assert f"| {paths[1]} | weighted mean |" in page.read_text()
-    same = f"- {paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
-    assert same in page.read_text(), "they see the same noise"
-    assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
-    assert "--limit cap_share=0.2" in page.read_text()
+    options = ["--suite", "demo", "--seeds", "2", "-i", "60", "--limit", "cap_share=0.2"]
+    drawn, answer = tmp_path / "side-by-side.html", tmp_path / "scores.json"
+    made = ["--watch", str(drawn), "--json", str(answer)]
+    printed = " ".join(_run(capsys, "evaluate", *map(str, paths), *options, *made).split())
+    assert {row["policy"] for row in json.loads(answer.read_text())} == {"passive", *map(str, paths)}
+    same = f"{paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
+    assert same in printed, "they see the same noise"
     shown, mean = drawn.read_text(), "policy: mean step"
     assert [shown.count(text) for text in ("<svg", "without pacing: mean step", mean)] == [3, 3, 6], "one a cluster"
-    rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options))
+    rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options, "--json", "-"))
     assert {row["policy"] for row in rows} == {"passive", "policy"}
 
 

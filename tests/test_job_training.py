@@ -48,7 +48,7 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
         found = train_for_job([load_cluster(cluster)] * 4, seconds=5.0, **options)  # type: ignore[arg-type]
         assert (found.best, found.file, found.student, found.constant) == (None, None, None, None)
         assert found.gains["learned"].value < job_training.MIN_GAIN
-        assert found.to_json()["pacing_helps"] is False
+        assert found.pacing_helps is False
 
 
 @pytest.mark.slow

@@ -14,16 +14,11 @@ from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluste
 from paceenv.trainers.evaluation.suites import RandomCases, RelativeCases, load_suite
 from paceenv.ui import config_files
 
-DRAWN = [random_cluster(11, n) for n in range(5)]
-
 
 def test_more_of_them_begin_with_the_same_and_other_seeds_share_none() -> None:
-    first = RandomCases(seed=11, clusters=5).cases()
-    assert [(case.cluster, case.null_case) for case in first] == DRAWN[:5]
-    assert not any(random_cluster(12, n)[0].job == cluster.job for n, (cluster, _) in enumerate(DRAWN[:5]))
-
-
-def test_a_suite_of_them_is_like_any_other() -> None:
+    first, drawn = RandomCases(seed=11, clusters=5).cases(), [random_cluster(11, n) for n in range(5)]
+    assert [(case.cluster, case.null_case) for case in first] == drawn
+    assert not any(random_cluster(12, n)[0].job == cluster.job for n, (cluster, _) in enumerate(drawn))
     suite = load_suite("random")
     names = [case.name for case in suite.cases]
     assert len(set(names)) == len(names) == 336
@@ -32,19 +27,20 @@ def test_a_suite_of_them_is_like_any_other() -> None:
 
 
 def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path) -> None:
-    cluster, _ = DRAWN[3]
+    cluster, _ = random_cluster(11, 3)
     config_files.write_yaml(
         tmp_path / "own.yaml", {"name": "own", "cases": [{"cluster": cluster.model_dump(exclude_defaults=True)}]}
     )
     (case,) = load_suite(tmp_path / "own.yaml").cases
     assert case.name == cluster.name
     assert case.load() == cluster
-    (tmp_path / "none.yaml").write_text("name: none\n")
-    with pytest.raises(InputError, match="cases, random ones, relatives or draws of a posterior"):
-        load_suite(tmp_path / "none.yaml")
-    (tmp_path / "wrong.yaml").write_text("name: wrong\nrandom: [{seed: -1}]\n")
-    with pytest.raises(InputError, match=r"random\.0\.seed = -1"):
-        load_suite(tmp_path / "wrong.yaml")
+    for given, said in (
+        ("", "cases, random ones, relatives or draws"),
+        ("random: [{seed: -1}]", r"random\.0\.seed = -1"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(f"name: wrong\n{given}\n")
+        with pytest.raises(InputError, match=said):
+            load_suite(tmp_path / "wrong.yaml")
 
 
 SUITES = ["slack", "phase-shift", "stagger", "mixed", "scaling", "nulls"]

@@ -28,44 +28,35 @@ def base_of(*phases: dict[str, Any], **given: Any) -> Cluster:
     """The program of such a job."""
     found = known_cluster(scenario(*phases, **given))
     assert found is not None
+    assert found.program is not None
     return found
 
 
+REDUCED = {"all_reduce": {"bytes": 8e5, "buckets": 2, **BACKGROUND}}
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])
-def test_other_transfers_are_what_they_are_called(kind: str) -> None:
-    found = base_of(COMPUTE, {kind: {"bytes": 8e5, "buckets": 2, **BACKGROUND}})
-    assert found.program is not None
-    transfers = [phase.transfer() for phase in found.program.step if phase.compute is None]
+def test_transfers_are_what_they_are_called(kind: str) -> None:
+    program = base_of(COMPUTE, {kind: REDUCED["all_reduce"]}).program
+    transfers = [phase.transfer() for phase in program.step if phase.compute is None]  # type: ignore[union-attr]
     assert [(op, one.bytes, one.background) for op, one in filter(None, transfers)] == [(kind, 4e5, True)] * 2
-
-
-def test_what_a_program_has_not_is_refused() -> None:
     with pytest.raises(InputError, match="job one: gather beside transfers in the background; allowed: none of it"):
-        base_of(COMPUTE, {"gather": {"bytes": 8e5}}, {"all_reduce": {"bytes": 8e5, **BACKGROUND}})
-
-
-REDUCED = {"all_reduce": {"bytes": 8e5, **BACKGROUND}}
-
-
-def test_hosts_of_one_rack_share_it() -> None:
-    racks = {"hosts": 8, "racks": 2, "uplink_mbps": 100}
-    inside = base_of(COMPUTE, REDUCED, on=(0, 2, 4, 6), **racks)
-    assert inside.fabric.nodes_per_leaf == 4
-    assert left_out(scenario(COMPUTE, REDUCED, on=(0, 2, 4, 6), **racks)) == []
-    assert base_of(COMPUTE, REDUCED, on=(0, 1, 2, 3), **racks).fabric.nodes_per_leaf == 1
-    [said] = left_out(scenario(COMPUTE, REDUCED, on=(0, 1, 2, 3), **racks))
-    assert "every transfer between hosts leaves its rack" in said
+        base_of(COMPUTE, {"gather": {"bytes": 8e5}}, {kind: REDUCED["all_reduce"]})
 
 
 def test_communicators_keep_their_names_apart() -> None:
     names = ["tensor-parallel-groups-of-one-a", "tensor-parallel-groups-of-one-b", "shared"]
     phases = [{"all_reduce": {"bytes": 8e5, **BACKGROUND, "communicator": n, "group_size": 2}} for n in names]
     found = base_of(COMPUTE, *phases, {"all_reduce": {"bytes": 8e5, "group_size": 2}})
-    assert found.program is not None
-    assert len(found.program.communicators) == 4
+    assert len(found.program.communicators) == 4  # type: ignore[union-attr]
 
 
 def test_what_a_program_leaves_out_is_said() -> None:
+    racks = {"hosts": 8, "racks": 2, "uplink_mbps": 100}
+    apart = "in the simulation every transfer between hosts leaves its rack"
+    for on, a_leaf, said in (((0, 2, 4, 6), 4, []), ((0, 1, 2, 3), 1, [apart])):
+        assert base_of(COMPUTE, REDUCED, on=on, **racks).fabric.nodes_per_leaf == a_leaf
+        assert left_out(scenario(COMPUTE, REDUCED, on=on, **racks)) == said
     pauses = {"compute": {"mean_s": 0.05, "pause": {"every": 10, "at_most_s": 0.2}}}
     [said] = left_out(scenario(pauses, REDUCED))
     assert said == "pauses and ranks that are slow at times are not in the simulated program"

@@ -54,7 +54,7 @@ def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str
     while run.goes_on() and run.cpu_s < MOST_S:
         run.advance()
         path = folder / f"{algorithm}-{seed}-{run.timesteps}.safetensors"
-        save_policy(path, run.result().file)
+        save_policy(path, run.result())
         made.append((run.timesteps, run.cpu_s, str(path)))
     kept = np.unique(np.linspace(0, len(made) - 1, POINTS).round().astype(int))
     return [made[n] for n in kept]
@@ -65,7 +65,7 @@ def best_constant(suite: Suite) -> str:
     settings = [{"phase_shift": pair} for pair in itertools.product(THRESHOLDS, WINDOWS)]
     seeds = np.arange(suite.seeds) + suite.first_seed + 10 * suite.seeds
     problem = Problem([case.load() for case in suite.cases], seeds, suite.iterations)
-    gain_S = problem.score(settings).gain_SCE.mean(axis=2) @ [case.weight for case in suite.cases]
+    gain_S = problem.score(settings)[0].mean(axis=2) @ [case.weight for case in suite.cases]
     return spelled(settings[int(gain_S.argmax())])
 
 

@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """The guided tour: train a policy, compare it with its baselines, draw the pictures.
 
-    It takes 1 to 5 minutes on two cores. Everything it prints is also written to the output folder.
+    It takes 1 to 5 minutes on two cores. The output folder has the tables that it prints as JSON.
     """
     started = time.monotonic()
     config = load_train_config("demo").model_copy(update={"seed": seed})
@@ -42,19 +42,20 @@ def demo(
     with output.progress("draw"):
         drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
         figures.save(drawn, out / "ranks-over-time.png")
-    pages = [_table(one, score_table.differences(one, [str(policy), static])) for one in (result, nulls)]
-    config_files.write_text(out / "scores.md", "\n".join(["# Demo", "", *pages]))
+    for one in (result, nulls):
+        _print(one, score_table.differences(one, [str(policy), static]))
+    output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 
 
 def _train(config: TrainConfig, out: Path) -> Path:
     output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
     with output.progress("train", config.total_timesteps) as done:
-        trained = training_run.train(config, on_progress=done)
+        run = training_run.train(config, on_progress=done)
     path = out / "trained.safetensors"  # `learned` is the policy that ships
-    digest = save_policy(path, trained.file)
-    config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    result_plots.learning_curve(trained.curve, out / "learning-curve.png")
+    digest = save_policy(path, run.result())
+    config_files.write_text(out / "learning-curve.json", json.dumps(run.curve.rows))
+    result_plots.learning_curve(run.curve.rows, out / "learning-curve.png")
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 
@@ -81,9 +82,8 @@ def _compare_nulls(policy: Path, static: str) -> SuiteResult:
         return evaluate(names, suite, on_done=done)
 
 
-def _table(result: SuiteResult, said: list[str]) -> str:
-    """Print the table of a suite with what is said of it; returns both as Markdown."""
+def _print(result: SuiteResult, said: list[str]) -> None:
+    """Print the table of a suite with what is said of it."""
     rows = score_table.cells(score_table.scores(result))
     note = [f"{score_table.GAP_CLOSED} In brackets: 95 % interval.", *said, ""]
     output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join(note))
-    return score_table.markdown(result, said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
@@ -38,7 +37,6 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
     ] = None,
-    write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
     watch: Annotated[
         str | None, typer.Option(metavar="PAGE", help="Also draw what ranks do under each policy, as one HTML file.")
     ] = None,
@@ -52,7 +50,7 @@ def evaluate(
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     -- paceenv evaluate learned best-static --watch side-by-side.html
     """
-    for path in (write, watch, json_ if json_ != "-" else None):
+    for path in (watch, json_ if json_ != "-" else None):
         if path is not None:
             check_file_name(path)
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
@@ -78,13 +76,6 @@ def evaluate(
         gains = f"Gain: throughput against passive, ours and the tenants'. {score_table.GAP_CLOSED}"
         note = f"{gains} {length}; {chosen.limits}"
         output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
-    if write is not None:
-        given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
-        options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-        options += [text for one in limit or [] for text in ("--limit", one)]
-        made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
-        page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", ""]
-        config_files.write_text(write, "\n".join([*page, score_table.markdown(result, differences)]))
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 

@@ -9,7 +9,7 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_results import CONFIG, Results, cells, columns
+from paceenv.trainers.sweep.sweep_results import COLUMNS, CONFIG, Results, as_json
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import first_difference, locked
@@ -42,7 +42,7 @@ def sweep(
             if value:
                 raise InputError(f"{name} with a sweep's folder, {what}; allowed: --json")
         results = Results.read(Path(what))
-        if output.write_json(results.as_json(results.front()), json_):
+        if output.write_json([as_json(row) for row in results.front()], json_):
             _show(results)
         return
     if out is None:
@@ -88,9 +88,9 @@ def _begin(out: Path, asked: dict[str, Any]) -> None:
 
 
 def _show(results: Results) -> None:
-    rows = [cells(candidate, results.objectives) for candidate in results.front()]
+    columns, rows = [COLUMNS[name] for name in results.objectives], [results.cells(row) for row in results.front()]
     of_all, end = ("", "") if results.is_finished else (f" of {results.asked}", ", unfinished")
     note = f"{len(results.candidates)}{of_all} candidates, {len(results.failed)} trials failed{end}"
-    output.print_table(f"sweep {results.config.name}: front", columns(results), rows, note)
+    output.print_table(f"sweep {results.config.name}: front", ["candidate", "trial", *columns], rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")

@@ -104,11 +104,10 @@ def _list(json_: str | None) -> None:
 def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, json_: str | None) -> None:
     from paceenv.calibration.fit_trace import fit_trace
     from paceenv.trainers.closed_loop import sim_to_real_report
-    from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, ClosedLoop, LoopOptions
+    from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, ClosedLoop
 
     names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
-    options = LoopOptions(seed=seed, candidates=tuple(names))
-    report = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
+    report = ClosedLoop(scenario, folder, testbed_run.run_scenario, fit_trace, seed, names).go()
     if output.write_json(report, json_):
         print_sections(sim_to_real_report.sections(report))
         print(report["verdict"])

@@ -11,8 +11,10 @@ import typer
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.core.plain import plain
 from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.evaluation.suites import beside
 from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
@@ -67,12 +69,12 @@ def train(
         _train_for_job(job, out, seconds, seed or 0, json_)
         return
     path = config_files.find("train", config or "")
-    data = config_files.read_yaml(path)
+    data = beside(config_files.read_yaml(path), path)
     if algorithm is not None:
         data = with_algorithm(data, algorithm)
     for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
         config_files.set_value(data, assignment)
-    resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
+    resolved = config_files.parse(TrainConfig, data, str(path))
     if not resume:
         _refuse_used(out)
     # torch, which a refused config need not wait for
@@ -106,7 +108,7 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     left_s = max(seconds - (time.process_time() - begun), 5.0)
     with output.progress(f"train for {clusters[0].name}", left_s) as done:
         trained = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
-    summary: dict[str, Any] = {"policy": None, "sha256": None, **trained.to_json()}
+    summary: dict[str, Any] = {"policy": None, "sha256": None, **plain(trained)}
     if trained.file is not None:
         summary |= {"policy": str(path), "sha256": save_policy(path, trained.file)}
     if not output.write_json(summary, json_):

@@ -21,7 +21,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
+from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED
 from paceenv.trainers.closed_loop.paired_blocks import paired_blocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
@@ -49,14 +49,12 @@ loop:
 PARAMETERS = (
     Parameter("job.compute_s", 0.06, 0.0005, 0.059, 0.061, "compute rows"),
     Parameter("fabric.uplink_gbps", 0.4, 0.004, 0.392, 0.408, "collectives together and alone"),
-    Parameter("noise.slow_ranks", 0.0, 0.1, 0.0, 0.2, "nobody computes longer"),
     not_identifiable("fabric.buffer_kb", None, "nothing collapses", "assumed lossless"),
 )
 
 
-QUICK = LoopOptions(seeds=1, candidates=tuple(name for name in CANDIDATES if name != TAILORED))
+QUICK = [name for name in CANDIDATES if name != TAILORED]
 """Without training a policy."""
-SHORT = LoopOptions(seeds=1, candidates=("default",))
 
 
 def scenario(**loop: Any) -> Scenario:
@@ -74,11 +72,10 @@ def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> Job
 
 
 class SimulatedTestbed:
-    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far, ``scenario`` the latest."""
+    """``run_scenario`` on the simulator; ``runs`` has the options of the agents so far."""
 
-    def __init__(self, truth: str = TRUTH) -> None:
+    def __init__(self) -> None:
         self.runs: list[dict[str, str]] = []
-        self._cluster = load_cluster(truth)
 
     def __call__(
         self,
@@ -92,22 +89,19 @@ class SimulatedTestbed:
         ((job, given),) = agents.items()
         options = dict(zip(given[::2], given[1::2], strict=True))
         self.runs.append(options)
-        self.scenario = scenario
         assert not out.exists(), "a run needs a new folder"
-        (out / job).mkdir(parents=True)
-        simulator = start(self._cluster, np.array([len(options)]))
         if "--candidates" in options:
-            step_s_T, snapshots = _contest(scenario, self._cluster, options, iterations - 1)
+            step_s_T, snapshots = _contest(scenario, load_cluster(TRUTH), options, iterations - 1)
         else:
+            (out / job).mkdir(parents=True)
+            simulator = start(load_cluster(TRUTH), np.array([len(options)]))
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)
                 writer.append(recording)
             step_s_T, snapshots = recording.step_ET[0], []
         on_progress(iterations)
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
-        result = JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)
-        np.save(out / job / "steps.npy", result.steps_s_TR)
-        return RunResult(out, {job: result})
+        return RunResult(out, {job: JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)})
 
 
 def _contest(

@@ -7,15 +7,14 @@ itself recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.intervals import Interval
 from paceenv.core.trace import read_trace
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
@@ -26,9 +25,9 @@ from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS, spelled
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.paired_blocks import Found, contest_results, mean_step
-from paceenv.trainers.closed_loop.predict import Predictor, predicted_differences
-from paceenv.trainers.closed_loop.scenario_program import known_cluster, needs_program
+from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, mean_step, measure
+from paceenv.trainers.closed_loop.predict import Predictor
+from paceenv.trainers.closed_loop.scenario_program import known_cluster, left_out, needs_program
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
@@ -49,27 +48,21 @@ WARM_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class LoopOptions:
-    """Seed of blocks and noise, simulated episodes for each drawn cluster, and roles or policies to compare."""
-
-    seed: int = 0
-    seeds: int = 8
-    candidates: tuple[str, ...] = CANDIDATES
-
-
-@dataclass(frozen=True)
 class ClosedLoop:
-    """One loop in a new folder.
+    """One loop in a new folder: a scenario, seed of blocks and noise, and roles or policies to compare.
 
     ``run`` is ``paceenv.live.testbed.testbed_run.run_scenario``, ``calibrate`` is
-    ``paceenv.calibration.fit_trace.fit_trace``, or what stands in for them.
+    ``paceenv.calibration.fit_trace.fit_trace``, or what stands in for them; ``seeds`` are simulated episodes for each
+    drawn cluster.
     """
 
     scenario: Scenario
     out: Path
-    options: LoopOptions
     run: Callable[..., RunResult]
     calibrate: Callable[..., JobFit]
+    seed: int = 0
+    candidates: Sequence[str] = CANDIDATES
+    seeds: int = 8
 
     def go(self) -> Found:
         """Run all stages; returns the report. Raises InputError."""
@@ -80,21 +73,15 @@ class ClosedLoop:
             probed = self._settled("probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}")
         fit = self._fit(has_probe=probed is not None)
         fitted = fit.cluster.changed([f"pacing.mechanism={plan.mechanism}"], "loop")
-        measured = Interval(*(observed[name] for name in ("mean_s", "low_s", "high_s")))
         # clusters that may be the real one, drawn from the errors of the calibration
-        clusters = drawn_clusters(fitted, fit.parameters, measured, DRAWS_SEED + self.options.seed)
-        candidates = self._candidates(clusters)
-        predicted = self._predict(fitted, clusters, list(candidates))
-        contest = self._contest(candidates)
-        report = sim_to_real_report.build(
-            self.scenario,
-            observed,
-            probed,
-            fit.parameters,
-            predicted,
-            contest,
-            untailored=TAILORED in set(self.options.candidates).difference(*candidates.values()),
-        )
+        clusters = drawn_clusters(fitted, fit.parameters, observed["step_s"], DRAWS_SEED + self.seed)
+        roles = self._roles(clusters)
+        passive, candidates = self._predict(fitted, clusters, roles)
+        notes = left_out(self.scenario)
+        if TAILORED in self.candidates and not any(TAILORED in of_policy for of_policy in roles.values()):
+            notes.insert(0, "no policy was tailored: no setting gains anything on the calibrated cluster")
+        stages = {"observed": observed, "probe": probed, "simulated": passive, "calibration": fit.parameters}
+        report = sim_to_real_report.build(self.scenario, stages, candidates, self._contest(candidates), notes)
         sim_to_real_report.write(report, self.out)
         return report
 
@@ -110,7 +97,7 @@ class ClosedLoop:
         if plan.probe_s and needs_program(self.scenario.job(plan.job)):
             allowed = "0, as a job with transfers in the background is not calibrated with a probe"
             raise out_of_range("probe_s", plan.probe_s, allowed, f"scenario {self.scenario.name}: loop")
-        for role in self.options.candidates:
+        for role in self.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
         if any(prepare_folder(self.out).iterdir()):
@@ -122,11 +109,11 @@ class ClosedLoop:
         agents = {plan.job: [*agent_options(plan, mode), *more]}
         with output.progress(f"{self.scenario.name}: {stage}", iterations) as done:
             # noise of its own for every run: a policy meets other noise than the calibration
-            seed = self.scenario.seed + len(STAGES) * self.options.seed + STAGES.index(stage)
+            seed = self.scenario.seed + len(STAGES) * self.seed + STAGES.index(stage)
             scenario = self.scenario.model_copy(update={"seed": seed})
             return self.run(scenario, self.out / stage, agents=agents, iterations=iterations, on_progress=done)
 
-    def _settled(self, stage: str, iterations: int, *more: str) -> dict[str, float]:
+    def _settled(self, stage: str, iterations: int, *more: str) -> Found:
         """Mean step and CV of the real job in a stage, without its warm-up."""
         step_s_T = self._real(stage, iterations, *more).jobs[self.scenario.loop.job].step_s_T
         kept = step_s_T[int(WARM_SHARE * len(step_s_T)) :]
@@ -144,17 +131,12 @@ class ClosedLoop:
         config_files.write_yaml(self.out / "cluster.yaml", fit.cluster.model_dump(exclude_defaults=True))
         return fit
 
-    def _candidates(self, clusters: Sequence[Cluster]) -> dict[str, list[str]]:
+    def _roles(self, clusters: Sequence[Cluster]) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several. Raises InputError for none."""
+        makers = {CONSTANT: self._search, DEFAULT: lambda _: default_rule(self.scenario), TAILORED: self._tailored}
         roles_of = dict[str, list[str]]()
-        for role in self.options.candidates:
-            policy: str | None = role
-            if role == CONSTANT:
-                policy = self._search(clusters)
-            elif role == DEFAULT:
-                policy = default_rule(self.scenario)
-            elif role == TAILORED:
-                policy = self._tailored(clusters)
+        for role in self.candidates:
+            policy = makers[role](clusters) if role in makers else role
             if policy is not None:
                 roles_of.setdefault(policy, []).append(role)
         if not roles_of:
@@ -169,8 +151,8 @@ class ClosedLoop:
             cases=[Case(name=f"{cluster.name}-{d}", cluster=cluster) for d, cluster in enumerate(clusters)],
             mechanisms=[plan.mechanism],
             iterations=max(plan.pairs * (plan.block_iterations or BLOCK_ITERATIONS), 40),
-            seeds=2 * self.options.seeds,
-            first_seed=SEARCH_SEED + self.options.seed,
+            seeds=2 * self.seeds,
+            first_seed=SEARCH_SEED + self.seed,
             limits=plan.limits,
         )
         with output.progress("best static setting", 1) as done:
@@ -185,7 +167,7 @@ class ClosedLoop:
             trained = train_for_job(
                 clusters,
                 seconds=TAILOR_S,
-                seed=self.options.seed,
+                seed=self.seed,
                 mechanisms=[plan.mechanism],
                 limits=plan.limits,
                 on_progress=done,
@@ -196,31 +178,30 @@ class ClosedLoop:
         save_policy(path, trained.student)
         return str(path.absolute())
 
-    def _predict(self, fitted: Cluster, clusters: Sequence[Cluster], names: Sequence[str]) -> Found:
-        """What each candidate does to the step, simulated."""
-        plan, options = self.scenario.loop, self.options
-        contests = {name: plan.contest([name], options.seed) for name in names}
+    def _predict(
+        self, fitted: Cluster, clusters: Sequence[Cluster], roles: Mapping[str, Sequence[str]]
+    ) -> tuple[Found, list[Candidate]]:
+        """The job without pacing, and what each candidate does to its step, simulated."""
+        plan, candidates = self.scenario.loop, list[Candidate]()
+        contests = {policy: plan.contest([policy], self.seed) for policy in roles}
         iterations = max(contest.after(plan.pairs) for contest in contests.values())
-        predictor, predictions = Predictor(clusters, plan, options.seeds, 1000 * options.seed, iterations), []
-        with output.progress("predict", len(names)) as done:
-            for name in names:
-                predictions.append(predictor.predict(name, contests[name]))
-                done(len(predictions))
-        passive = Predictor([fitted], plan, DRAWS * options.seeds, 1000 * options.seed, iterations).passive
-        return {"passive": passive, "policies": predictions, "differences": predicted_differences(predictions)}
+        predictor = Predictor(clusters, plan, self.seeds, 1000 * self.seed, iterations)
+        with output.progress("predict", len(roles)) as done:
+            for policy, contest in contests.items():
+                predicted = predictor.predict(policy, contest)
+                candidates.append(replace(predicted, roles=roles[policy], sha256=find_policy(policy).sha256))
+                done(len(candidates))
+        return Predictor([fitted], plan, DRAWS * self.seeds, 1000 * self.seed, iterations).passive, candidates
 
-    def _contest(self, roles: dict[str, list[str]]) -> Found:
-        """Run the real job with candidates that take turns; returns what each of them did to its steps."""
+    def _contest(self, candidates: Sequence[Candidate]) -> Found:
+        """Run the real job with candidates that take turns, and measure what each of them does to its steps."""
         from paceenv.trainers.training.training_run import git_commit
 
-        plan, seed, policies = self.scenario.loop, 2 * self.options.seed, list(roles)
+        plan, seed, policies = self.scenario.loop, 2 * self.seed, [one.policy for one in candidates]
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
-        result = self._real("contest", plan.contest_iterations(policies, plan.pairs), *more)
-        ranks = self.scenario.job(plan.job).ranks
-        contest = contest_results(result, plan.job, plan.contest(policies, seed), policies, ranks)
-        for row in contest["candidates"]:
-            row.update(roles=roles[row["policy"]], sha256=find_policy(row["policy"]).sha256)
-        return {**contest, "seed": seed, "date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
+        result = self._real("contest", plan.contest_iterations(policies, plan.pairs), *more).jobs[plan.job]
+        measured = measure(result, plan.contest(policies, seed), candidates, self.scenario.job(plan.job).ranks)
+        return {**measured, "seed": seed, "date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
 
 
 def default_rule(scenario: Scenario) -> str:

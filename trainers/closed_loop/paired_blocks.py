@@ -1,17 +1,18 @@
-"""What a finished run with paired blocks shows: each policy's A-B effect on mean step time, and how policies compare.
+"""What a finished run with paired blocks shows: each policy's effect on mean step time, and how policies compare.
 
 The measure is that of the running job (``paceenv.core.differences``). Here the plan of blocks is applied to the steps
 that the job itself recorded, so the result does not depend on the agents' reports. Those only say for how many pairs a
-candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks.
+candidate paced on every rank. Legend: E episodes, P pairs, N simulated values, T iterations.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import permutations
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
-from paceenv.live.testbed.testbed_run import RunResult
+from paceenv.live.testbed.testbed_run import JobResult
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
+from paceenv.whatif.predictions import one_more
 
 Found = dict[str, Any]
 
@@ -30,33 +33,108 @@ PACED_STATES = ("canary", "active")
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
-
-class Effect(NamedTuple):
-    """A-B effect: relative change of mean step time with its 95 % interval; below 0 steps are shorter with pacing.
-
-    It rests on so many ``units``: pairs of blocks, or simulated clusters; with fewer than two there is no interval, and
-    its ends are not-a-number.
-    """
-
-    change: float
-    low: float
-    high: float
-    units: int
-
-    @classmethod
-    def of_logs(cls, log_ratio: Interval, units: int) -> Effect:
-        """From the logarithm of the ratio of the means, with pacing over without."""
-        change, low, high = map(math.expm1, log_ratio)
-        return cls(change, low, high, units)
-
-    def __str__(self) -> str:
-        if math.isnan(self.change):
-            return "not known"
-        return f"{100 * self.change:+z.1f} % [{100 * self.low:+z.1f}, {100 * self.high:+z.1f}]"
-
-
 Pairs = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 """The counted iterations of each pair's block without and with pacing, of pairs that are whole."""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A policy of the loop: what it is predicted to do to the job, and from the contest on what it did.
+
+    The arrays are logarithms of mean step times with pacing over those without: simulated, always on and in blocks,
+    and measured, pair by pair. Effects are relative changes of the mean step; below 0 steps are shorter with pacing.
+    """
+
+    policy: str
+    always_N: Array
+    blocks_N: Array
+    cv: float
+    mean_delay_s: float
+    roles: Sequence[str] = ()
+    sha256: str | None = None
+    measured_P: Array = field(default_factory=lambda: np.empty(0))
+    agents: Found = field(default_factory=dict)
+    SHOWN: ClassVar = (
+        *("policy", "roles", "sha256", "always", "blocks", "cv", "mean_delay_s", "measured", "pairs", "agents"),
+        "agreement",
+    )
+
+    @property
+    def always(self) -> Interval:
+        return change(one_more(self.always_N))
+
+    @property
+    def blocks(self) -> Interval:
+        """Predicted as the contest measures it."""
+        return change(one_more(self.blocks_N))
+
+    @property
+    def measured(self) -> Interval:
+        return effect(self.measured_P)
+
+    @property
+    def pairs(self) -> int:
+        return len(self.measured_P)
+
+    @property
+    def agreement(self) -> Found:
+        return compare(self.blocks, self.measured)
+
+    def against(self, other: Candidate) -> Found:
+        """The mean step relative to that under another policy: simulated always on, and measured in the same rounds."""
+        rounds = min(self.pairs, other.pairs)
+        measured = effect(self.measured_P[:rounds] - other.measured_P[:rounds])
+        return {"always": change(one_more(self.always_N - other.always_N)), "measured": measured, "rounds": rounds}
+
+
+def change(log_ratio: Interval) -> Interval:
+    """The relative change that the logarithm of a ratio stands for."""
+    return Interval(*map(math.expm1, log_ratio))
+
+
+def effect(log_ratio_P: Array) -> Interval:
+    """The mean of independent log ratios as a relative change, with Student's interval."""
+    return change(Mean(log_ratio_P.tolist()).interval(ERROR))
+
+
+def shown(change: Interval) -> str:
+    """A change of the mean step with its interval."""
+    if math.isnan(change.value):
+        return "not known"
+    value, low, high = (f"{100 * one:+z.1f}" for one in change)
+    return f"{value} % [{low}, {high}]"
+
+
+def compare(predicted: Interval, measured: Interval) -> Found:
+    """Whether a prediction agrees with the measurement, in words.
+
+    ``inside``: the predicted change lies in the measured interval. ``sign``: both have the same sign. Where the
+    measured interval contains 0, a prediction inside it or within the limit of a null has the right sign.
+    """
+    said = f"predicted {shown(predicted)}, measured {shown(measured)}"
+    if not measured.is_bounded:
+        return {"verdict": f"{said}: too few pairs", "inside": None, "sign": None}
+    inside = predicted.value in measured
+    sign = predicted.value * measured.value > 0.0
+    if 0.0 in measured:
+        sign = inside or abs(predicted.value) <= NULL_LIMIT
+    if inside and abs(predicted.value) > NULL_LIMIT and 0.0 in measured:
+        how = "cannot tell: the measured interval holds both the prediction and no effect"
+    elif inside:
+        how = "agrees"
+    elif predicted.low <= measured.high and measured.low <= predicted.high:
+        how = "agrees within the error of the prediction"
+    elif not sign:
+        how = f"disagrees: predicted {_does(predicted.value)}, measured {_does(measured.value)}"
+    else:
+        more = abs(predicted.value) > abs(measured.value)
+        by = 100 * abs(predicted.value - measured.value)
+        how = f"disagrees: right in sign, predicted {by:.1f} points too {'much' if more else 'little'}"
+    return {"verdict": f"{said}: {how}", "inside": inside, "sign": sign}
+
+
+def _does(change: float) -> str:
+    return "shorter steps" if change < -NULL_LIMIT else "longer steps" if change > NULL_LIMIT else "no difference"
 
 
 def paired_blocks(plan: Plan, iterations: int, candidate: int = 0) -> tuple[NDArray[np.bool_], Pairs]:
@@ -81,73 +159,40 @@ def log_ratios(step_s_ET: Array, pairs: Pairs) -> Array:
     return np.stack(ratios, axis=1) if ratios else np.empty((len(step_s_ET), 0))
 
 
-def effect(log_ratio_P: Array) -> Effect:
-    """The mean of independent log ratios as a relative change, with Student's interval."""
-    return Effect.of_logs(Mean(log_ratio_P.tolist()).interval(ERROR), len(log_ratio_P))
-
-
-def difference(log_ratio_P: Array, other_P: Array) -> Effect:
-    """Mean step under one policy relative to that under another, both paired with no pacing, by the same rounds."""
-    rounds = min(len(log_ratio_P), len(other_P))
-    return effect(log_ratio_P[:rounds] - other_P[:rounds])
-
-
-def mean_step(step_s_T: Array) -> dict[str, float]:
-    """Mean, its 95 % interval and CV of a run's steps; the interval from the means of its parts one after the other."""
+def mean_step(step_s_T: Array) -> Found:
+    """Mean with its 95 % interval, seconds, and CV of a run's steps; the interval from the means of its parts."""
     if not len(step_s_T):
-        return step_summary(Interval(math.nan), math.nan)
+        return {"step_s": Interval(math.nan), "cv": math.nan}
     mean, parts = float(step_s_T.mean()), np.array_split(step_s_T, min(PARTS, len(step_s_T)))
     of_parts = Mean(float(part.mean()) for part in parts).interval(ERROR)
     moved = (x - of_parts.value + mean for x in of_parts)  # all steps know the mean better than the parts
-    return step_summary(Interval(*moved), float(step_s_T.std() / mean))
+    return {"step_s": Interval(*moved), "cv": float(step_s_T.std() / mean)}
 
 
-def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
-    """Mean step with its interval, in seconds, and CV, as reports write them."""
-    return {"mean_s": step_s.value, "low_s": step_s.low, "high_s": step_s.high, "cv": cv}
-
-
-def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequence[str], ranks: int) -> Found:
-    """The measured effects of a contest's candidates and the differences between them, as plain data."""
-    mine = result.jobs[job]
-    end_s_T, step_s_T = mine.end_s_T, mine.step_s_T
-    rows, ratios, unpaced = list[Found](), dict[str, Array](), [np.empty(0)]
-    for k, policy in enumerate(policies):
-        agents = candidate_agents(mine.snapshots, k, ranks)
-        pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
-        ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
+def measure(result: JobResult, contest: Plan, candidates: Sequence[Candidate], ranks: int) -> Found:
+    """Fill in what a contest measured of its candidates; returns its steps without pacing, its blocks and a note."""
+    step_s_T, unpaced = result.step_s_T, [np.empty(0)]
+    for k, candidate in enumerate(candidates):
+        candidate.agents = candidate_agents(result.snapshots, k, ranks)
+        pairs = paired_blocks(contest, len(step_s_T), k)[1][: candidate.agents["paced_pairs"]]
+        candidate.measured_P = log_ratios(step_s_T[None], pairs)[0]
         unpaced += [step_s_T[off] for off, _ in pairs]
-        rows.append({"policy": policy, "measured": effect(ratios[policy]), "agents": agents})
-    differences = [
-        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])}
-        for one, other in permutations(policies, 2)
-    ]
-    return {
-        "candidates": rows,
-        "differences": differences,
-        "unpaced": mean_step(np.concatenate(unpaced)),
-        "delays": held_back(mine.snapshots),
-        "blocks": _course(contest, policies, end_s_T - end_s_T[0], step_s_T),
-    }
+    blocks = _course(contest, [one.policy for one in candidates], result.end_s_T - result.end_s_T[0], step_s_T)
+    return {"unpaced": mean_step(np.concatenate(unpaced)), "blocks": blocks, "unheld": unheld(result.snapshots)}
 
 
 def _course(contest: Plan, policies: Sequence[str], end_s_T: Array, step_s_T: Array) -> list[Found]:
     """Each block's policy (None: no pacing), end and mean step, seconds; without the steps in which the job settles."""
-    blocks = list[list[int]]()
     turns = [contest.turn(i) for i in range(len(step_s_T))]
-    for i, turn in enumerate(turns):
-        if turn.counted and i and turns[i - 1].counted and turns[i - 1].arm == turn.arm:
-            blocks[-1].append(i)
-        elif turn.counted:
-            blocks.append([i])
-    named: list[str | None] = [*policies, None]
+    blocks = [list(block) for _, block in groupby(range(len(turns)), lambda i: (turns[i].counted, turns[i].arm))]
     return [
         {
-            "policy": named[-1 if (arm := turns[block[0]].arm) is None else arm],
+            "policy": None if (arm := turns[block[0]].arm) is None else policies[arm],
             "end_s": float(end_s_T[block[-1] + 1]),
             "mean_s": float(step_s_T[block].mean()),
         }
         for block in blocks
+        if turns[block[0]].counted
     ]
 
 
@@ -160,7 +205,8 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
     """
     verdicts, reasons, pairs = Counter[str](), set[str](), list[int]()
     for snapshot in snapshots:
-        one = _candidate(snapshot, candidate)
+        listed = entry(snapshot, "canary", "candidates")
+        one = listed[candidate] if isinstance(listed, list) and candidate < len(listed) else None
         verdicts[text(one, "verdict") or "no verdict"] += 1
         stopped = text(one, "stopped") or ("" if text(snapshot, "state") in PACED_STATES else text(snapshot, "reason"))
         if stopped or text(snapshot, "state") not in PACED_STATES:
@@ -175,20 +221,12 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
     }
 
 
-def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
-    listed = entry(snapshot, "canary", "candidates")
-    row = listed[candidate] if isinstance(listed, list) and candidate < len(listed) else None
-    return row if isinstance(row, Mapping) else {}
-
-
-def held_back(snapshots: Sequence[Snapshot]) -> Found:
-    """How many transfers rule defer held back, and in how many iterations of ranks it would have (``holds``).
-
-    ``unheld`` is what agents said of transfers that they do not hold.
-    """
-    events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
-    return {
-        "holds": int(total(snapshots, "pacing", "holds")),
-        "held": int(total(snapshots, "pacing", "held")),
-        "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
-    }
+def unheld(snapshots: Sequence[Snapshot]) -> str:
+    """A sentence where rule defer was on and held no transfer back, with what the agents say of it; else empty."""
+    holds = int(total(snapshots, "pacing", "holds"))
+    if not holds or total(snapshots, "pacing", "held"):
+        return ""
+    events = {text(event, "text") for s in snapshots for event in entry(s, "events") or []}
+    why = "; ".join(sorted(said for said in events if "not held back" in said))
+    why = why or "no transfer of the named communicators was started asynchronously"
+    return f"rule defer was on in {holds} iterations of ranks and held no transfer back: {why}"

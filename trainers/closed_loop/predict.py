@@ -15,16 +15,12 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import permutations
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, standing, timing
 from paceenv.core.differences import Array
-from paceenv.core.errors import InputError
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS, Plan
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
@@ -32,21 +28,8 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import Effect, log_ratios, paired_blocks, step_summary
+from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, log_ratios, paired_blocks
 from paceenv.whatif.predictions import one_more
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The predicted effect of one policy; ``always`` is made from the log ratios of mean step times ``always_N``."""
-
-    policy: str
-    always: Effect
-    blocks: Effect
-    cv: float
-    mean_delay_s: float
-    always_N: Array
-    SHOWN: ClassVar = ("policy", "always", "blocks", "cv", "mean_delay_s")
 
 
 class Predictor:
@@ -67,13 +50,13 @@ class Predictor:
         self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
 
     @property
-    def passive(self) -> dict[str, float]:
+    def passive(self) -> Found:
         """The job without pacing: mean step in seconds with its 95 % interval over single runs, and CV."""
         step_s_NT = np.concatenate(self._passive)[:, self._from :]
         mean_s_N = step_s_NT.mean(axis=1)
-        return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
+        return {"step_s": one_more(mean_s_N), "cv": float((step_s_NT.std(axis=1) / mean_s_N).mean())}
 
-    def predict(self, policy: str, contest: Plan) -> Prediction:
+    def predict(self, policy: str, contest: Plan) -> Candidate:
         """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
         on_T, pairs = paired_blocks(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
@@ -84,30 +67,16 @@ class Predictor:
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
             blocks_D.append(log_ratios(self._run(policy, d, on_T)[0], pairs).mean(axis=1))
-        always_N = np.ravel(always_D)
-        always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (always_N, np.ravel(blocks_D)))
-        return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)), always_N)
+        effects = np.ravel(always_D), np.ravel(blocks_D)
+        return Candidate(policy, *effects, cv=float(np.mean(cv_D)), mean_delay_s=float(np.mean(delay_D)))
 
     def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
         """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
         cluster = self._clusters[d]
         simulator = start(cluster, self._seeds[d], limits=self._plan.limits)
         chosen = select_policy(policy, cluster)
-        if not isinstance(chosen, Policy):
-            raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
+        assert isinstance(chosen, Policy)  # as a job refuses one that looks ahead
         return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first)
-
-
-def predicted_differences(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Mean step under each policy relative to that under each other one, always on, on the same drawn clusters."""
-    return [
-        {
-            "policy": one.policy,
-            "than": other.policy,
-            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N)),
-        }
-        for one, other in permutations(predictions, 2)
-    ]
 
 
 def run_in_blocks(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,6 @@ class SuiteResult:
 
     suite: Suite
     policies: list[str]
-    ranks: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     def outside(self) -> list[str]:
@@ -125,12 +124,8 @@ class SuiteResult:
 
     def score(self, policy: str, case: Case) -> Score:
         """One policy on one cluster."""
-        result = self.outcomes[policy, case.name]
-        gain, low, high = metrics.mean_interval(self.gain_E(policy, case))
-        closed = self._share_of_best(policy, case)
-        cv, delay = float(result.cv_E.mean()), float(result.delay_share_E.mean())
-        tenants = self.tenants_gain(policy, case)
-        return Score(policy, case.name, gain, (low, high), cv, delay, case.null_case, closed, tenants)
+        found, tenants = self.total(policy, cases=[case]), self.tenants_gain(policy, case)
+        return replace(found, cluster=case.name, null_case=case.null_case, tenants_gain=tenants)
 
     def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
         """One policy on the whole suite: the weighted mean of its gains.
@@ -146,12 +141,11 @@ class SuiteResult:
         weights = weights / weights.sum()
         gain_EC = np.stack([self.gain_E(policy, c, against) for c in cases], axis=1)
         gain, low, high = metrics.mean_interval(gain_EC @ weights)
-        scores = [self.score(policy, case) for case in cases]
-        cv = float(np.dot(weights, [s.cv for s in scores]))
-        delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
+        found = [self.outcomes[policy, case.name] for case in cases]
+        cv = float(np.dot(weights, [one.cv_E.mean() for one in found]))
+        delay = float(np.dot(weights, [one.delay_share_E.mean() for one in found]))
         shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
-        mean_closed = mean_share(shares) if shares else None
-        return Score(policy, TOTAL, gain, (low, high), cv, delay, gap_closed=mean_closed)
+        return Score(policy, TOTAL, gain, (low, high), cv, delay, gap_closed=mean_share(shares) if shares else None)
 
 
 def evaluate(
@@ -165,7 +159,6 @@ def evaluate(
     result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
         cluster = case.load()
-        result.ranks[case.name] = cluster.ranks
         for name in names:
             meant = tuned[case.name] if tuned and name == TUNED else name
             result.outcomes[name, case.name] = outcome(meant, cluster, suite)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,10 @@ class _Ranges:
     def log(self, low: float, high: float) -> float:
         return _rounded(np.exp(self.generator.uniform(np.log(low), np.log(high))))
 
+    def perhaps(self, chance: float, **ends: tuple[float, float]) -> dict[str, float]:
+        """With a chance, numbers drawn log-uniformly; else none."""
+        return {key: self.log(*between) for key, between in ends.items()} if self.happens(chance) else {}
+
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
@@ -94,10 +99,8 @@ def _variation(draw: _Ranges) -> float:
 
 def _noise(draw: _Ranges, ranks: int, compute_s: float) -> dict[str, Any]:
     noise: dict[str, Any] = {"jitter_cv": _variation(draw), "transfer_cv": draw.log(0.001, 0.1)}
-    if draw.happens(0.4):
-        noise["common_cv"] = draw.log(0.002, 0.05)
-    if draw.happens(0.3):
-        noise["persistent_cv"] = draw.log(0.002, 0.06)
+    noise |= draw.perhaps(0.4, common_cv=(0.002, 0.05))
+    noise |= draw.perhaps(0.3, persistent_cv=(0.002, 0.06))
     if draw.happens(0.1):
         noise |= {"slow_ranks": int(draw.choice([1, 1, 2])), "slow_factor": draw.uniform(1.05, 1.5)}
     if draw.happens(0.2):
@@ -105,26 +108,20 @@ def _noise(draw: _Ranges, ranks: int, compute_s: float) -> dict[str, Any]:
     if draw.happens(0.15):
         noise |= {"fail_slow_share": draw.log(0.001, 0.05) / ranks**0.5, "fail_slow_factor": draw.uniform(1.1, 2.0)}
         noise["fail_slow_mean_iterations"] = draw.log(20.0, 500.0)
-    if draw.happens(0.25):
-        noise |= {"drift_cv": draw.log(0.002, 0.02), "drift_iterations": draw.log(50.0, 2000.0)}
+    noise |= draw.perhaps(0.25, drift_cv=(0.002, 0.02), drift_iterations=(50.0, 2000.0))
     if draw.happens(0.2):
         noise |= {"stall_rate": draw.log(0.05, 1.0) * 0.02 / ranks, "stall_mean_s": draw.log(0.1, 2.0) * compute_s}
-    if draw.happens(0.5):  # how exactly a live rank acts and measures, on quiet and on loaded hosts
-        noise |= {"late_wake_s": draw.log(3e-5, 3e-3), "stamp_noise_s": draw.log(5e-6, 5e-5)}
-    if draw.happens(0.3):
-        noise["missing_share"] = draw.log(0.0005, 0.01)
-    return noise
+    # how exactly a live rank acts and measures, on quiet and on loaded hosts
+    noise |= draw.perhaps(0.5, late_wake_s=(3e-5, 3e-3), stamp_noise_s=(5e-6, 5e-5))
+    return noise | draw.perhaps(0.3, missing_share=(0.0005, 0.01))
 
 
 def _reliability(draw: _Ranges, ranks: int) -> dict[str, Any]:
-    if not draw.happens(0.15):
-        return {}
-    reliability: dict[str, Any] = {
-        "checkpoint_iterations": int(draw.log(100, 1000)),
-        "checkpoint_s": draw.log(0.05, 10.0),
-    }
-    if draw.happens(0.5):
-        reliability |= {"mtbf_iterations": draw.log(500.0, 5000.0) * ranks, "restart_s": draw.log(1.0, 60.0)}
+    reliability: dict[str, Any] = draw.perhaps(0.15, checkpoint_iterations=(100, 1000), checkpoint_s=(0.05, 10.0))
+    if reliability:
+        reliability["checkpoint_iterations"] = int(reliability["checkpoint_iterations"])
+        if draw.happens(0.5):
+            reliability |= {"mtbf_iterations": draw.log(500.0, 5000.0) * ranks, "restart_s": draw.log(1.0, 60.0)}
     return reliability
 
 
@@ -278,13 +275,13 @@ def relative(cluster: Cluster, seed: int, n: int, name: str, *, resize: bool = T
     generator = np.random.default_rng([_RELATIVES, seed, n])
     base = drawn(cluster, episode_keys([int(generator.integers(2**62))])[0])
     size = float(generator.choice(_SIZES))
-    factors = {key: float(most ** generator.uniform(-1.0, 1.0)) for key, most in _FACTORS.items()}
-    changes = {key: _times(base, key, factor) for key, factor in factors.items()}
+    factors = dict(_FACTORS)
     for k, tenant in enumerate(base.tenants):
-        for key, most in _TENANT_FACTORS.items():
-            changes[f"tenants.{k}.{key}"] = _times(tenant, key, float(most ** generator.uniform(-1.0, 1.0)))
+        factors |= {f"tenants.{k}.{key}": most for key, most in _TENANT_FACTORS.items()}
         if tenant.period_ratio != 1.0:
-            changes[f"tenants.{k}.period_ratio"] = _times(tenant, "period_ratio", _PERIOD ** generator.uniform(-1, 1))
+            factors[f"tenants.{k}.period_ratio"] = _PERIOD
+    changes = {key: _times(base, key, float(most ** generator.uniform(-1.0, 1.0))) for key, most in factors.items()}
+    for k in range(len(base.tenants)):
         changes[f"tenants.{k}.comm_share"] = min(changes[f"tenants.{k}.comm_share"] or 0.0, 0.6) or None
     kept = {key: value for key, value in changes.items() if value}
     if resize and base.job.collective == "all_reduce" and size != 1.0 and base.ranks * size <= MAX_RANKS:
@@ -302,7 +299,7 @@ def _times(part: object, key: str, factor: float) -> float | None:
     """A number of a config times a factor; None where there is none, or nothing to multiply."""
     value: object = part
     for step in key.split("."):
-        value = getattr(value, step, None)
+        value = value[int(step)] if isinstance(value, Sequence) else getattr(value, step, None)
     if not isinstance(value, (int, float)) or not 0.0 < value < np.inf:
         return None
     return _rounded(max(value * factor, 1.0) if value >= 1.0 else value * factor)  # a count or a size is never below 1

@@ -1,4 +1,4 @@
-"""The score table (Markdown, JSON, terminal), and the committed page ``SCORES.md``."""
+"""The score table as text and as plain data, and the committed page ``SCORES.md``."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def as_json(result: SuiteResult) -> list[dict[str, Any]]:
     """The table as plain data, a row a cluster and policy."""
     rows, names = [], labels(result.policies)
     for case in result.suite.cases:
-        passive = result.score("passive", case)
+        passive, ranks = result.score("passive", case), case.load().ranks
         for policy in result.policies:
             score = result.score(policy, case)
             rows.append(
                 {
                     "suite": case.suite or result.suite.name,
                     "cluster": case.name,
-                    "ranks": result.ranks[case.name],
+                    "ranks": ranks,
                     "split": case.split,
                     "null": case.null_case,
                     "policy": names[policy],
@@ -105,23 +105,6 @@ def gap(score: Score) -> str:
         return ""
     value, low, high = score.gap_closed
     return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
-
-
-def markdown(result: SuiteResult, said: Sequence[str] = ()) -> str:
-    """The table as Markdown, with sentences below it."""
-    suite = result.suite
-    lines = [
-        f"## Suite {suite.name}",
-        "",
-        suite.description.strip(),
-        "",
-        f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
-        "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed. "
-        + GAP_CLOSED,
-        "",
-        *markdown_table(COLUMNS, cells(scores(result))),
-    ]
-    return "\n".join([*lines, "", *[f"- {sentence}" for sentence in said], ""])
 
 
 def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
@@ -212,7 +195,7 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"
         bound = f"{kind}, bound {result.bound(case):+z.0%}"
-        lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {bound})", ""]
+        lines += [f"### {case.name} ({case.suite}, {case.load().ranks} ranks, {bound})", ""]
         of_case = [result.score(policy, case) for policy in result.policies]
         lines += [*markdown_table(COLUMNS, cells(of_case)), ""]
     return lines

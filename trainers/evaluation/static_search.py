@@ -37,14 +37,6 @@ SETTINGS_AT_ONCE = 32
 """Settings in one batch of the engine: with their seeds some hundred rows, which is as fast as it gets."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV."""
-
-    gain_SCE: Array
-    cv_SCE: Array
-
-
 class Problem:
     """Clusters and seeds on which settings are tried, and the same episodes without pacing."""
 
@@ -61,16 +53,20 @@ class Problem:
         self._seeds_E, self._iterations, self._threads = seeds_E, iterations, threads
         self._passive_1E = [self._run([{}], cluster)[0] for cluster in clusters]
 
-    def score(self, settings: Sequence[Candidate], on_share: Callable[[float], None] = lambda share: None) -> Scores:
-        """Simulate settings on all clusters; no setting's result depends on another's."""
-        gain_SCE, cv_SCE = np.empty((2, len(settings), len(self.clusters), len(self._seeds_E)))
+    def score(self, settings: Sequence[Candidate], on_share: Callable[[float], None] = lambda share: None) -> Array:
+        """Simulate settings on all clusters; no setting's result depends on another's.
+
+        Returns their gains in throughput over passive, and their CVs, ``(2, S, C, E)``.
+        """
+        found_2SCE = np.empty((2, len(settings), len(self.clusters), len(self._seeds_E)))
+        gain_SCE, cv_SCE = found_2SCE
         for c, (cluster, passive_1E) in enumerate(zip(self.clusters, self._passive_1E, strict=True)):
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
                 some = slice(first, first + SETTINGS_AT_ONCE)
                 step_SE, cv_SCE[some, c] = self._run(settings[some], cluster)
                 gain_SCE[some, c] = passive_1E / step_SE - 1.0
             on_share((c + 1) / len(self.clusters))
-        return Scores(gain_SCE, cv_SCE)
+        return found_2SCE
 
     def _run(self, settings: Sequence[Candidate], cluster: Cluster) -> Array:
         """Mean steps in seconds, and CVs, ``(2, S, E)``; the first interval unpaced as in a rollout."""
@@ -144,10 +140,10 @@ def search_static(suite: Suite, on_done: Callable[[float], None] = lambda done: 
     problem = Problem(loaded, seeds, suite.iterations, threads=len(os.sched_getaffinity(0)), limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])
     settings = singles(suite.mechanisms)
-    gain_SCE = problem.score(settings, lambda share: on_done(0.5 * share)).gain_SCE
+    gain_SCE = problem.score(settings, lambda share: on_done(0.5 * share))[0]
     together = joint(settings, gain_SCE.mean(axis=2) @ weights, COMBINE)
     if together:
-        more = problem.score(together, lambda share: on_done(0.5 + 0.5 * share))
-        settings, gain_SCE = [*settings, *together], np.concatenate([gain_SCE, more.gain_SCE])
+        more = problem.score(together, lambda share: on_done(0.5 + 0.5 * share))[0]
+        settings, gain_SCE = [*settings, *together], np.concatenate([gain_SCE, more])
     on_done(1.0)
     return StaticSearch(suite.cases, settings, gain_SCE)

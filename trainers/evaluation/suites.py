@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -44,8 +44,9 @@ class Case(Config):
         if not isinstance(data, dict) or data.get("name"):
             return data
         cluster = data.get("cluster", "")
-        name = cluster.get("name", "") if isinstance(cluster, dict) else getattr(cluster, "name", cluster)
-        return {**data, "name": name}
+        if isinstance(cluster, str):
+            return {**data, "name": Path(cluster).name}
+        return {**data, "name": cluster.get("name", "") if isinstance(cluster, dict) else getattr(cluster, "name", "")}
 
     def load(self) -> Cluster:
         """The cluster config with the changes applied."""
@@ -123,14 +124,14 @@ class PosteriorCases(DrawnCases):
         return cases
 
 
-Share = TypeVar("Share", Case, PosteriorCases)
-
-
-def beside(share: Share, path: Path) -> Share:
-    """The same, read from ``path``: a cluster's file may lie beside that."""
-    if isinstance(share.cluster, Cluster):
-        return share
-    return share.model_copy(update={"cluster": config_files.resolve_sibling(path, share.cluster)})
+def beside(data: Any, path: Path) -> Any:
+    """Data of a config from ``path``, in which names of YAML files that lie beside it became their paths."""
+    if isinstance(data, dict):
+        as_is = ("name", "description", "relatives")
+        return {key: value if key in as_is else beside(value, path) for key, value in data.items()}
+    if isinstance(data, list):
+        return [beside(value, path) for value in data]
+    return config_files.resolve_sibling(path, data) if isinstance(data, str) else data
 
 
 class Suite(Config):
@@ -181,11 +182,10 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
     if str(name) == ALL:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
-    suite = config_files.load(Suite, "suites", path)
-    posterior = [beside(one, path) for one in suite.posterior]
-    drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *posterior]
+    suite = config_files.parse(Suite, beside(config_files.read_yaml(path), path), str(path))
+    drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *suite.posterior]
     cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
-    cases = [beside(case, path).model_copy(update={"suite": suite.name}) for case in cases]
+    cases = [case.model_copy(update={"suite": suite.name}) for case in cases]
     update = {"cases": _told_apart(cases), "random": [], "relatives": [], "posterior": []}
     return suite.model_copy(update=update)
 

@@ -64,7 +64,7 @@ def connected(address: str | None) -> Iterator[None]:
     ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
     Code travels to an existing cluster. Raises InputError where there is no cluster.
     """
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
     package = str(Path(paceenv.__file__).parent)
     code = {"runtime_env": {"py_modules": [package], "excludes": ["__pycache__"]}}
@@ -73,9 +73,9 @@ def connected(address: str | None) -> Iterator[None]:
     with _temporary_folder() as logs:
         try:
             if address is None:
-                ray.init(address="local", _temp_dir=logs, **own, **quiet)
+                ray.init(address="local", include_dashboard=False, _temp_dir=logs, **own, **quiet)
             else:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
+                ray.init(address=address, **code, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             said = str(error).partition("\n")[0]
             if address is None:
@@ -116,7 +116,7 @@ def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path)
         InputError: where Tune cannot go on with what is in the folder.
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
-    experiment = (folder / TUNE / "all").absolute()
+    experiment = (folder / TUNE).absolute()
     trainable = StaticTrial if isinstance(task, StaticTask) else TrainingTrial
     runnable = tune.with_resources(tune.with_parameters(trainable, task=task), {"cpu": 1})
     kept = experiment / STATE

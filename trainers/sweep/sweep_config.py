@@ -106,14 +106,16 @@ class Range(Config):
         given = [name for name in ("uniform", "loguniform", "choice") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"{' and '.join(given) or 'nothing'}; allowed: one of uniform, loguniform, choice")
-        for name in ("uniform", "loguniform"):
-            ends = getattr(self, name)
-            least = 0.0 if name == "loguniform" else -math.inf
-            if ends is not None and not least < ends[0] < ends[1] < math.inf:
-                raise ValueError(
-                    f"{name} = {list(ends)}; allowed: two numbers, the lower one first and more than {least:g}"
-                )
+        least = 0.0 if self.loguniform else -math.inf
+        if self.ends and not least < self.ends[0] < self.ends[1] < math.inf:
+            allowed = f"two numbers, the lower one first and more than {least:g}"
+            raise ValueError(f"{given[0]} = {list(self.ends)}; allowed: {allowed}")
         return self
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of a range of numbers; None of a choice."""
+        return self.uniform or self.loguniform
 
 
 class Asha(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from paceenv.core.errors import InputError
 from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.ui import config_files
 
-CONFIG, TUNE = "config.yaml", "tune"
-"""Files of a sweep: its config, and the folder of Tune's experiments."""
+CONFIG, TUNE = "config.yaml", "tune/all"
+"""Files of a sweep: its config, and the folder of Tune's experiment."""
 SCORE, DECISIONS = "score", "decisions"
 MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", SCORE: "max"}
 """Ray's name for which end of an objective is good."""
@@ -24,28 +24,19 @@ COLUMNS: Mapping[str, str] = {
     DECISIONS: "decisions",
 }
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A trial with Tune's folder of it and its last result: metrics, and its ``config``.
-
-    ``label`` is how it is spelled: a policy's name, or hyperparameters.
-    """
-
-    trial: int
-    label: str
-    result: Mapping[str, Any]
-    folder: Path
+Row = dict[str, Any]
+"""The last result of a trial, as Tune wrote it: metrics and ``config``; beside them ``trial``, its number, and
+``candidate``, how it is spelled: a policy's name, or hyperparameters."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's candidates, and what failed; the first of ``objectives`` leads."""
+    """A sweep's candidates, and the trials that failed with their errors; the first of ``objectives`` leads."""
 
     config: SweepConfig
     objectives: Sequence[str]
-    candidates: Sequence[Candidate]
-    failed: Sequence[Mapping[str, Any]]
+    candidates: Sequence[Row]
+    failed: Sequence[Row]
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -54,14 +45,14 @@ class Results:
         if not path.is_file():
             raise InputError(f"{folder}: holds no sweep; allowed: the folder of one")
         config = config_files.load(SweepConfig, "sweeps", path)
-        candidates, failed = [], []
-        for place in sorted((folder / TUNE).glob("all/[0-9]*")):
-            result = last_result(place / "result.json")
+        candidates, failed = list[Row](), list[Row]()
+        for place in sorted((folder / TUNE).glob("[0-9]*")):
+            result, trial = last_result(place / "result.json"), int(place.name)
             error = result.get("error") if result.get("done") else last_line(place / "error.txt")
             if error:
-                failed.append({"trial": int(place.name), "error": error})
+                failed.append({"trial": trial, "error": error})
             elif result:
-                candidates.append(Candidate(int(place.name), _label(result), result, place))
+                candidates.append({**result, "trial": trial, "candidate": _spelled(result)})
         objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
         return cls(config, objectives, candidates, failed)
 
@@ -73,40 +64,40 @@ class Results:
     @property
     def is_finished(self) -> bool:
         """Whether all trials have ended."""
-        ended = sum(bool(candidate.result.get("done")) for candidate in self.candidates)
-        return ended + len(self.failed) >= self.asked
+        return sum(bool(row.get("done")) for row in self.candidates) + len(self.failed) >= self.asked
 
-    def best(self) -> Candidate | None:
+    def best(self) -> Row | None:
         """The winner: best in the first objective, then in the others, then with the fewest parameters."""
         return min(self.candidates, key=self._place, default=None)
 
-    def front(self) -> list[Candidate]:
+    def front(self) -> list[Row]:
         """Candidates that no other one equals in all objectives and beats in one, best first; one of equal ones."""
-        kept: list[Candidate] = []
-        for one in sorted(self.candidates, key=self._place):
-            mine = self.goodness(one)
+        kept = list[Row]()
+        for row in sorted(self.candidates, key=self._place):
+            mine = self.goodness(row)
             if not any(all(a >= b for a, b in zip(self.goodness(k), mine, strict=True)) for k in kept):
-                kept.append(one)
+                kept.append(row)
         return kept
 
-    def _place(self, candidate: Candidate) -> tuple[float, ...]:
-        return *(-value for value in self.goodness(candidate)), candidate.label.count("=")
+    def _place(self, row: Row) -> tuple[float, ...]:
+        return *(-value for value in self.goodness(row)), row["candidate"].count("=")
 
-    def goodness(self, candidate: Candidate) -> tuple[float, ...]:
+    def goodness(self, row: Row) -> tuple[float, ...]:
         """A candidate's objectives, each so that more is better."""
-        return tuple((1.0 if MODES[name] == "max" else -1.0) * candidate.result[name] for name in self.objectives)
+        return tuple((1.0 if MODES[name] == "max" else -1.0) * row[name] for name in self.objectives)
 
-    def as_json(self, candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
-        """Candidates as plain data."""
-        return [{"trial": c.trial, "candidate": c.label, **values_of(c)} for c in candidates]
-
-
-def values_of(candidate: Candidate) -> dict[str, float]:
-    """The quantities that a candidate has, whether they are objectives or not."""
-    return {name: candidate.result[name] for name in COLUMNS if name in candidate.result}
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """A row of a table: candidate, trial, and objectives."""
+        shown = (f"{row[name]:+z.2%}" if name == "throughput" else f"{row[name]:.4f}" for name in self.objectives)
+        return row["candidate"], str(row["trial"]), *shown
 
 
-def last_result(path: Path) -> dict[str, Any]:
+def as_json(row: Row) -> Row:
+    """A candidate with the quantities that it has, whether they are objectives or not."""
+    return {name: row[name] for name in ("trial", "candidate", *COLUMNS) if name in row}
+
+
+def last_result(path: Path) -> Row:
     """The last whole line of Tune's ``result.json``; empty where there is none."""
     for line in reversed(path.read_text().splitlines() if path.is_file() else []):
         try:
@@ -122,20 +113,8 @@ def last_line(path: Path) -> str:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
-def _label(result: Mapping[str, Any]) -> str:
+def _spelled(result: Row) -> str:
     if "policy" in result:
         return str(result["policy"])
     given = {key.rpartition(".")[2]: value for key, value in result["config"].items()}
     return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in given.items())
-
-
-def columns(results: Results) -> list[str]:
-    """The head of a table of candidates."""
-    return ["candidate", "trial", *(COLUMNS[name] for name in results.objectives)]
-
-
-def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
-    """A row of a table: candidate, trial, and objectives."""
-    values = ((name, candidate.result[name]) for name in objectives)
-    shown = (f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}" for name, value in values)
-    return candidate.label, str(candidate.trial), *shown

@@ -83,10 +83,9 @@ class StaticTask:
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
         """A setting's name and its values: means over seeds, then weighted means over clusters."""
         setting = self.setting(config)
-        scores, weight_C = self.problem.score([setting]), np.array([case.weight for case in self.cases])
-        values = {"throughput": scores.gain_SCE[0], "cv": scores.cv_SCE[0]}
-        means = {name: float(weight_C @ x_CE.mean(axis=1) / weight_C.sum()) for name, x_CE in values.items()}
-        return {"policy": spelled(setting), **means}
+        weight_C = np.array([case.weight for case in self.cases])
+        gain, cv = (float(weight_C @ x_SCE[0].mean(axis=1) / weight_C.sum()) for x_SCE in self.problem.score([setting]))
+        return {"policy": spelled(setting), "throughput": gain, "cv": cv}
 
 
 class StaticTrial(tune.Trainable):  # type: ignore[misc]
@@ -123,6 +122,13 @@ def static_space(static: Static) -> dict[str, Any]:
     return space
 
 
+def _changed(train: TrainConfig, changes: Mapping[str, Any], where: str) -> TrainConfig:
+    data = train.model_dump(mode="json")
+    for key, value in changes.items():
+        config_files.set_value(data, f"{key}={json.dumps(value)}", where)
+    return config_files.parse(TrainConfig, data, where)
+
+
 @dataclass(frozen=True)
 class TrainingTask:
     """A training config and the seeds that each trial trains with."""
@@ -134,10 +140,7 @@ class TrainingTask:
     def of(cls, sweep: TrainingSweep) -> TrainingTask:
         """Resolve the training config. Raises InputError where its trials could not be scored, or would all fail."""
         base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
-        data = base.model_dump(mode="json")
-        for key, value in sweep.set.items():
-            config_files.set_value(data, f"{key}={json.dumps(value)}", "set")
-        train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
+        train = _changed(base, sweep.set, f"{sweep.train}, set")
         if train.selection is None:
             raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
         if sweep.asha is not None and sweep.asha.grace_period > train.total_timesteps:
@@ -145,9 +148,8 @@ class TrainingTask:
             raise InputError(f"asha.grace_period = {asked}; allowed: at most {most}, the decisions of a training")
         for key in sweep.hyperparameters:
             section, _, name = key.partition(".")
-            if key.startswith("sb3.arguments."):
-                continue
-            if name not in (known := sorted(train.model_dump(mode="json")[section] or {})):
+            known = sorted(train.model_dump(mode="json")[section] or {})
+            if name not in known and not key.startswith("sb3.arguments."):
                 allowed = ", ".join(f"{section}.{one}" for one in known) or f"keys of {train.algorithm}"
                 raise InputError(f"hyperparameter {key}; allowed: {allowed}")
         return cls(train, sweep.seeds)
@@ -159,11 +161,8 @@ class TrainingTask:
 
     def config(self, hyperparameters: Mapping[str, Any], seed: int) -> TrainConfig:
         """The training config of one seed of a trial. Raises InputError for a value that it does not allow."""
-        data = self.train.model_dump(mode="json")
-        for key, value in hyperparameters.items():
-            config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
-        data["seed"], data["environment"]["threads"] = seed, 1
-        return config_files.parse(TrainConfig, data, "hyperparameters")
+        changes = {**hyperparameters, "seed": seed, "environment.threads": 1}
+        return _changed(self.train, changes, "hyperparameters")
 
     @functools.cached_property
     def validation(self) -> Validation:
@@ -258,6 +257,6 @@ def within(config: dict[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any
     """Hyperparameters in their ranges, which PopulationBasedTraining's factors leave."""
     bounded = dict(config)
     for key, one in ranges.items():
-        if ends := one.uniform or one.loguniform:
-            bounded[key] = min(max(bounded[key], ends[0]), ends[1])
+        if one.ends:
+            bounded[key] = min(max(bounded[key], one.ends[0]), one.ends[1])
     return bounded

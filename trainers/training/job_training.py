@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.pacing import Candidate
+from paceenv.core.plain import plain
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import constant_policy
@@ -37,7 +38,7 @@ from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import Case
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve
-from paceenv.trainers.training.train_config import load_train_config
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import git_commit
 
 BASE = "distilled"
@@ -79,15 +80,11 @@ class JobPolicy:
     gains: dict[str, Interval]
     cpu_s: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the weights, as plain data."""
-        return {
-            "best": self.best,
-            "pacing_helps": self.best is not None,
-            "constant": self.constant,
-            "gains": {name: gain._asdict() for name, gain in self.gains.items()},
-            "cpu_s": round(self.cpu_s, 1),
-        }
+    SHOWN: ClassVar = ("best", "pacing_helps", "constant", "gains", "cpu_s")
+
+    @property
+    def pacing_helps(self) -> bool:
+        return self.best is not None
 
 
 def train_for_job(
@@ -138,21 +135,19 @@ def train_for_job(
     best = _best(chosen_on)
     helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
     gains = _gains(policies, compared, FINAL_SEED, seeds, limits)
-    policy_of_job = JobPolicy(best if helps else None, None, student, constant, gains, time.process_time() - begun)
-    on_progress(policy_of_job.cpu_s)
+    cpu_s = round(time.process_time() - begun, 1)
+    on_progress(cpu_s)
+    found = JobPolicy(best if helps else None, files[best] if helps else None, student, constant, gains, cpu_s)
     record = {
         "paceenv": paceenv.__version__,
         "git_commit": git_commit(),
         "config": learner.config.model_dump(mode="json", exclude={"environment": {"clusters"}}),
         "algorithm": learner.label,
         "timesteps": learner.timesteps,
-        "tailored": {"cluster": clusters[0].name, "seed": seed, **policy_of_job.to_json()},
+        "tailored": {"cluster": clusters[0].name, "seed": seed, **plain(found)},
     }
-
-    def recorded(file: PolicyFile | None) -> PolicyFile | None:
-        return None if file is None else PolicyFile(file.policy, file.calibrated_range, record)
-
-    return replace(policy_of_job, file=recorded(files[best] if helps else None), student=recorded(student))
+    recorded = {name: replace(file, provenance=record) for name, file in files.items()}
+    return replace(found, file=recorded[best] if helps else None, student=recorded.get(TAILORED))
 
 
 def _wider(calibrated: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -170,24 +165,15 @@ def _train(
     on_progress: Callable[[float], None],
 ) -> tuple[DistillLearner, bool]:
     """The learner after as many rounds as fit; False where no setting gains anything on its clusters."""
-    base, begun = load_train_config(BASE), time.process_time()
-    assert base.distill is not None
+    begun, rounds, data = time.process_time(), 10_000, load_train_config(BASE).model_dump()
+    always = {m: pair for m, pair in data["distill"]["always"].items() if m not in mechanisms}
+    decisions = ROUND_EPISODES * len(clusters) * data["distill"]["episode_intervals"]
+    data |= {"name": TAILORED, "description": "", "seed": seed, "selection": None, "sb3": None}
+    data |= {"total_timesteps": rounds * decisions}
+    data["distill"] |= {"rounds": rounds, "candidates": CANDIDATES, "always": always}
     shares = [Case(cluster=cluster) for cluster in clusters]
-    changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "limits": limits, "threads": 1}
-    rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
-    size = {"rounds": rounds, "candidates": CANDIDATES}
-    always = {m: pair for m, pair in base.distill.always.items() if m not in mechanisms}
-    config = base.model_copy(
-        update={
-            "name": TAILORED,
-            "description": "",
-            "seed": seed,
-            "total_timesteps": rounds * decisions,
-            "environment": base.environment.model_copy(update=changed),
-            "distill": base.distill.model_copy(update={**size, "always": always}),
-            "selection": None,
-        }
-    )
+    data["environment"] |= {"clusters": shares, "suites": [], "mechanisms": mechanisms, "limits": limits, "threads": 1}
+    config = TrainConfig.model_validate(data)
     learner, round_s = DistillLearner(config, Curve(Logger(None, []))), 0.0
     if not learner.choose_candidates() or learner.scale_K.mean() < 100.0 * MIN_GAIN:
         return learner, False

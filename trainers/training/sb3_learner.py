@@ -25,7 +25,7 @@ from paceenv.policies.learned import Learned
 from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.train_config import TrainConfig
-from paceenv.trainers.training.training_envs import training_envs
+from paceenv.trainers.training.training_envs import NativeVecEnv, make_batches
 
 RANGE_QUANTILES = (0.001, 0.999)
 """Quantiles of a signal at the end of training that its calibrated range covers."""
@@ -90,7 +90,12 @@ class Sb3Learner(Learner):
         library = kind.__module__.partition(".")[0].replace("_", "-")
         self.label = f"{config.algorithm}, {library}"
         self.is_off_policy = issubclass(kind, OffPolicyAlgorithm)
-        self.envs = training_envs(config)
+        self.envs = NativeVecEnv(
+            make_batches(config.environment),
+            config.seed << 32,
+            memory_intervals=config.environment.memory_intervals,
+            change_intervals=config.environment.change_intervals,
+        )
         self.model = kind("MlpPolicy", self.envs, seed=config.seed, device="cpu", **self._arguments(kind))
         # for the whole run, not for one call of learn()
         self.model.lr_schedule = lambda _: (
@@ -128,14 +133,6 @@ class Sb3Learner(Learner):
     def _actor(self) -> Layers:
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
         return list(actor(self.model.policy).layers)
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers of the model, by the names that a checkpoint gives them."""
-        if not self.is_off_policy:
-            return {"adam": self.model.policy.optimizer}
-        optimizers = {"actor_adam": self.model.actor.optimizer, "critic_adam": self.model.critic.optimizer}
-        entropy = getattr(self.model, "ent_coef_optimizer", None)
-        return optimizers if entropy is None else {**optimizers, "entropy_adam": entropy}
 
     @property
     def timesteps(self) -> int:  # type: ignore[override]
@@ -177,12 +174,10 @@ class Sb3Learner(Learner):
         return ranges_of(np.concatenate(views))
 
     def state(self) -> Saved:
-        weights = self.model.policy.state_dict().items()
-        arrays: dict[str, NDArray[Any]] = {f"policy.{name}": value.numpy() for name, value in weights}
-        for name, optimizer in self._optimizers().items():
-            for place, state in optimizer.state_dict()["state"].items():
-                arrays |= {f"{name}.{place}.{key}": np.asarray(value) for key, value in state.items()}
-        arrays |= {f"average.{i}.{k}": a for i, pair in enumerate(self.average.layers) for k, a in enumerate(pair)}
+        arrays = named("average", self.average.layers)
+        for name, content in self.model.get_parameters().items():
+            for place, values in content.get("state", {"": content}).items():  # of an optimizer by number
+                arrays |= {f"{name}/{place}/{key}": np.asarray(value) for key, value in values.items()}
         plain: dict[str, Any] = {"timesteps": self.timesteps, "averaged": self.average.count}
         if self.is_off_policy:
             buffer = self.model.replay_buffer
@@ -194,15 +189,14 @@ class Sb3Learner(Learner):
         return Saved(arrays, plain)
 
     def restore(self, saved: Saved) -> None:
-        weights = {name: torch.from_numpy(np.array(value)) for name, value in under(saved.arrays, "policy.").items()}
-        self.model.policy.load_state_dict(weights)
-        for name, optimizer in self._optimizers().items():
-            content: dict[str, Any] = optimizer.state_dict()
-            content["state"] = {}
-            for at, value in under(saved.arrays, f"{name}.").items():
-                place, key = at.split(".")
-                content["state"].setdefault(int(place), {})[key] = torch.from_numpy(np.array(value))
-            optimizer.load_state_dict(content)
+        parameters = self.model.get_parameters()
+        for name, content in parameters.items():
+            found: dict[Any, dict[str, torch.Tensor]] = {}
+            for at, value in under(saved.arrays, f"{name}/").items():
+                place, key = at.split("/")
+                found.setdefault(int(place) if place else place, {})[key] = torch.from_numpy(np.array(value))
+            parameters[name] = {**content, "state": found} if "param_groups" in content else found[""]
+        self.model.set_parameters(parameters)
         self.model.num_timesteps = int(saved.plain["timesteps"])
         self.average.layers, self.average.count = pairs(saved.arrays, "average"), saved.plain["averaged"]
         if self.is_off_policy:
@@ -273,8 +267,13 @@ def ranges_of(views_BO: NDArray[np.float32]) -> dict[str, tuple[float, float]]:
     return {name: (round(float(a), 4), round(float(b), 4)) for name, a, b in zip(signals.NAMES, low, high, strict=True)}
 
 
+def named(name: str, layers: Layers) -> dict[str, NDArray[Any]]:
+    """Layers as arrays of a checkpoint."""
+    return {f"{name}.{i}.{k}": array for i, pair in enumerate(layers) for k, array in enumerate(pair)}
+
+
 def pairs(arrays: Mapping[str, NDArray[Any]], name: str) -> Layers:
-    """The pairs of weights that stand under a name in a checkpoint's arrays."""
+    """Layers from such arrays."""
     count = sum(key.startswith(f"{name}.") for key in arrays) // 2
     return [(arrays[f"{name}.{i}.0"].copy(), arrays[f"{name}.{i}.1"].copy()) for i in range(count)]
 

@@ -40,19 +40,17 @@ class Validation:
         self._config, self._limits, self._seeds = config, limits, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
         self._clusters = [case.load() for case in suite.cases]
         self._passive = [self._step_s_E(passive(), cluster) for cluster in self._clusters]
-        self._bound_C = self._gain_C(Clairvoyant(), np.array([not case.null_case for case in suite.cases]))
+        self._bound_C = np.array(
+            [0.0 if case.null_case else self._gain(Clairvoyant(), c) for c, case in enumerate(suite.cases)]
+        )
 
     def _step_s_E(self, policy: Policy | Clairvoyant, cluster: Cluster) -> NDArray[np.float64]:
         simulator = start(cluster, self._seeds, self._threads, self._limits)
         return run(policy, simulator, self._config.iterations).useful_step_E
 
-    def _gain_C(self, policy: Policy | Clairvoyant, which_C: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-        """Mean gain over no pacing on some clusters, 0 on the others."""
-        gain_C = np.zeros(len(self._clusters))
-        for c, (cluster, passive_s_E) in enumerate(zip(self._clusters, self._passive, strict=True)):
-            if which_C is None or which_C[c]:
-                gain_C[c] = (passive_s_E / self._step_s_E(policy, cluster) - 1.0).mean()
-        return gain_C
+    def _gain(self, policy: Policy | Clairvoyant, c: int) -> float:
+        """Mean gain over no pacing on a cluster."""
+        return float((self._passive[c] / self._step_s_E(policy, self._clusters[c]) - 1.0).mean())
 
     def evaluate(self, policy: Policy) -> dict[str, float]:
         """``gap_closed`` where there is a gap, ``null_loss`` (of the worst other) and the ``score`` they make.
@@ -61,7 +59,8 @@ class Validation:
         The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average
         beyond half of what they may.
         """
-        gain_C, worth_C = self._gain_C(policy), self._bound_C > NULL_LIMIT
+        gain_C = np.array([self._gain(policy, c) for c in range(len(self._clusters))])
+        worth_C = self._bound_C > NULL_LIMIT
         closed = float((gain_C[worth_C] / self._bound_C[worth_C]).mean()) if worth_C.any() else 0.0
         loss_N = np.maximum(-gain_C[~worth_C], 0.0)
         price = NULL_PRICE * float(np.maximum(loss_N - 0.5 * NULL_LIMIT, 0.0).mean()) if len(loss_N) else 0.0

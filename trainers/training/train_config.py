@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -47,13 +46,9 @@ class Environment(Config):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> Environment:
+    def _fits(self) -> Environment:
         if bool(self.clusters) == bool(self.suites):
             raise ValueError("clusters or suites, one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _fits(self) -> Environment:
         time_scales(self.memory_intervals)
         ends, preference = self.preference_range, self.preference
         if ends is not None and not ends[0] < ends[1]:
@@ -164,17 +159,6 @@ class TrainConfig(Config):
             raise ValueError(f"cv_weight with algorithm {self.algorithm}; allowed: one number")
         return self
 
-    def beside(self, path: Path) -> TrainConfig:
-        """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
-        given, selection = self.environment, self.selection
-        clusters = [beside(share, path) for share in given.clusters]
-        suites = [config_files.resolve_sibling(path, suite) for suite in given.suites]
-        environment = given.model_copy(update={"clusters": clusters, "suites": suites})
-        if selection is not None:
-            suites = [config_files.resolve_sibling(path, suite) for suite in selection.suites]
-            selection = selection.model_copy(update={"suites": suites})
-        return self.model_copy(update={"environment": environment, "selection": selection})
-
 
 def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
@@ -186,4 +170,4 @@ def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
     """A training config by file or by name in ``configs/train``; files it names may lie beside it."""
     path = config_files.find("train", name)
-    return config_files.load(TrainConfig, "train", path).beside(path)
+    return config_files.parse(TrainConfig, beside(config_files.read_yaml(path), path), str(path))

@@ -18,7 +18,7 @@ from paceenv.policies.networks import ObservationEMA
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import shape_of
 from paceenv.trainers.evaluation.suites import Case
-from paceenv.trainers.training.train_config import Environment, TrainConfig
+from paceenv.trainers.training.train_config import Environment
 
 
 class NativeVecEnv(VecEnv):
@@ -48,11 +48,10 @@ class NativeVecEnv(VecEnv):
         self.envs, self.render_mode = list(envs), None
         self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
         rows, first = sum(env.num_envs for env in envs), envs[0]
-        memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
-        self._memory = memory if memory.entries else None
-        if self._memory is not None:
+        self._memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
+        if self._memory.entries:
             most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
-            space = Box(-most, most, (signals.SIGNALS + memory.entries,), np.float32)
+            space = Box(-most, most, (signals.SIGNALS + self._memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
         self._seed_base, self._seeded = seed, False
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
@@ -69,14 +68,11 @@ class NativeVecEnv(VecEnv):
         self._return_E[:], self._length_E[:] = 0.0, 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
         observation = np.concatenate(observations)
-        if self._memory is not None:
-            self._memory.update(observation)
+        self._memory.update(observation)
         return self._remembered(observation, np.arange(self.num_envs))
 
     def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
         """Observations and their averages; the averages of ``started`` begin here."""
-        if self._memory is None:
-            return observation_EO
         self._memory.start(started, observation_EO)
         return np.concatenate([observation_EO, self._memory.mean_BO], axis=1)
 
@@ -95,8 +91,7 @@ class NativeVecEnv(VecEnv):
         final = np.concatenate([info.get("final_obs", np.full(len(rows), None)) for _, rows, *_, info in results])
         for n in ended:
             last[n] = final[n]
-        if self._memory is not None:
-            self._memory.update(last)
+        self._memory.update(last)
         last = self._remembered(last, ended[:0])
         for n in ended:
             infos[n] = {
@@ -172,17 +167,6 @@ def make_batches(config: Environment) -> list[PacingVectorEnv]:
             env.keep_episodes()
         batches.append(env)
     return batches
-
-
-def training_envs(config: TrainConfig) -> NativeVecEnv:
-    """The environments of a training."""
-    environment = config.environment
-    return NativeVecEnv(
-        make_batches(environment),
-        config.seed << 32,
-        memory_intervals=environment.memory_intervals,
-        change_intervals=environment.change_intervals,
-    )
 
 
 def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:

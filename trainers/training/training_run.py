@@ -14,13 +14,11 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from stable_baselines3.common.logger import Logger, configure
@@ -31,10 +29,9 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.trainers.evaluation import result_plots
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve, Learner, Saved
-from paceenv.trainers.training.sb3_learner import Sb3Learner, pairs, under
+from paceenv.trainers.training.sb3_learner import Sb3Learner, named, pairs, under
 from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
 from paceenv.trainers.training.train_config import DISTILL, TrainConfig
 from paceenv.ui import config_files, output
@@ -42,17 +39,8 @@ from paceenv.ui.run_directory import first_difference, prepare_folder
 
 SEGMENT_ROLLOUTS = 10
 """Length of a segment without a selection."""
-CHECKPOINT_FORMAT = "paceenv.checkpoint/2"
+CHECKPOINT_FORMAT = "paceenv.checkpoint/3"
 POLICY, CHECKPOINT, TENSORBOARD = "policy.safetensors", "checkpoint.safetensors", "tensorboard"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained policy with what its file records, and its learning curve as rows of plain numbers."""
-
-    file: PolicyFile
-    curve: list[dict[str, float]]
-    cpu_s: float
 
 
 def train(
@@ -61,8 +49,8 @@ def train(
     folder: Path | None = None,
     *,
     resume: bool = False,
-) -> Trained:
-    """Train on a config; the same config and seed give the same policy on one machine.
+) -> Run:
+    """A run to its end; the same config and seed give the same policy on one machine.
 
     Args:
         folder: where checkpoints and TensorBoard's event files go; None: there are none.
@@ -77,7 +65,7 @@ def train(
             run.restore(folder / CHECKPOINT)
         while run.goes_on():
             run.advance()
-        return run.result()
+        return run
     finally:
         run.close()
 
@@ -154,7 +142,7 @@ class Run:
         if scores["score"] > self.best_score:
             self.best, self.best_score, self.evaluations_since = policy, scores["score"], 0
 
-    def result(self) -> Trained:
+    def result(self) -> PolicyFile:
         """The selected policy, or the last one where nothing selects, with the record for its file."""
         config = self.config
         evaluations = [row for row in self.curve.rows if "score" in row]
@@ -171,7 +159,7 @@ class Run:
         if evaluations:
             best = max(evaluations, key=lambda row: row["score"])  # the first of equals, as in _evaluate
             record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
-        return Trained(PolicyFile(policy, self.learner.calibrated_range(policy), record), self.curve.rows, self.cpu_s)
+        return PolicyFile(policy, self.learner.calibrated_range(policy), record)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint, as :meth:`restore` reads it."""
@@ -179,7 +167,7 @@ class Run:
         arrays = {f"learner.{name}": value for name, value in saved.arrays.items()}
         best = None
         if self.best is not None:
-            arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.layers) for k, a in enumerate(pair)}
+            arrays |= named("best", list(self.best.layers))
             best = {"score": self.best_score, "options": self.learner.options(self.best)}
         progress = {
             "config": self.config.model_dump(mode="json"),
@@ -199,39 +187,29 @@ class Run:
         What may differ is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
         run has its whole patience again.
         """
-        arrays, progress = _load_checkpoint(path)
-        differs = first_difference(progress["config"], self.config.model_dump(mode="json"))
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = json.loads((file.metadata() or {})["paceenv"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            if header["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"format {header['format']!r}; allowed: {CHECKPOINT_FORMAT!r}")
+            progress = header["progress"]
+            differs = first_difference(progress["config"], self.config.model_dump(mode="json"))
+            if not differs or may_differ:
+                self.learner.restore(Saved(under(arrays, "learner."), progress["learner"]))
+                self.segment, self.cpu_s = progress["segment"], progress["cpu_s"]
+                self.evaluations_since = 0 if differs else progress["evaluations_since"]
+                self.curve.rows = list(progress["curve"])
+                if progress["best"] is not None:
+                    self.best_score = progress["best"]["score"]
+                    self.best = self.learner.with_layers(pairs(arrays, "best"), progress["best"]["options"])
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise InputError(f"{path}: not a checkpoint of this training run: {said}") from None
         if differs and not may_differ:
             raise InputError(
                 f"{path}: of another config ({differs}); allowed: the one it was started with, or another folder"
             )
-        try:
-            self.learner.restore(Saved(under(arrays, "learner."), progress["learner"]))
-            self.segment, self.cpu_s = progress["segment"], progress["cpu_s"]
-            self.evaluations_since, self.curve.rows = progress["evaluations_since"], list(progress["curve"])
-            if progress["best"] is not None:
-                self.best_score = progress["best"]["score"]
-                self.best = self.learner.with_layers(pairs(arrays, "best"), progress["best"]["options"])
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise _unfit(path, error) from None
-        if differs:
-            self.evaluations_since = 0
-
-
-def _load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {})["paceenv"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if header["format"] != CHECKPOINT_FORMAT:
-            raise ValueError(f"format {header['format']!r}; allowed: {CHECKPOINT_FORMAT!r}")
-        return arrays, dict(header["progress"])
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise _unfit(path, error) from None
-
-
-def _unfit(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path}: not a checkpoint of this training run: {' '.join(str(error).split())[:200]}")
 
 
 def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
@@ -239,19 +217,18 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
     if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
         raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
     with output.progress(f"train {config.name}", config.total_timesteps) as done:
-        trained = train(config, on_progress=done, folder=prepare_folder(folder), resume=resume)
+        run = train(config, on_progress=done, folder=prepare_folder(folder), resume=resume)
+        file = run.result()
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
-    config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
-    result_plots.learning_curve(trained.curve, folder / "learning-curve.png")
-    record = trained.file.provenance
+    config_files.write_text(folder / "curve.json", json.dumps(run.curve.rows))
     return {
         "policy": str(folder / POLICY),
-        "sha256": save_policy(folder / POLICY, trained.file),
-        **{f"validation {name}": value for name, value in record.get("validation", {}).items()},
-        "timesteps": trained.curve[-1]["timesteps"],
-        "final_reward": record["final_reward"],
-        "cpu_s": round(trained.cpu_s, 1),
+        "sha256": save_policy(folder / POLICY, file),
+        **{f"validation {name}": value for name, value in file.provenance.get("validation", {}).items()},
+        "timesteps": run.curve.rows[-1]["timesteps"],
+        "final_reward": file.provenance["final_reward"],
+        "cpu_s": round(run.cpu_s, 1),
     }
 
 
