@@ -29,6 +29,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.trainers.evaluation import result_plots
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve, Learner, Saved
 from paceenv.trainers.training.sb3_learner import Sb3Learner, named, pairs, under
@@ -222,6 +223,7 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(run.curve.rows))
+    result_plots.learning_curve(run.curve.rows, folder / "learning-curve.png")
     return {
         "policy": str(folder / POLICY),
         "sha256": save_policy(folder / POLICY, file),
