@@ -109,7 +109,8 @@ class DistillLearner(Learner):
         for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(rng), strict=True)):
             if not episodes:
                 continue
-            first = FIRST_SEED + ((self.round * len(self.clusters) + k) << 16)
+            place = k if k < self.given else k - self.round * section.random_clusters
+            first = FIRST_SEED + ((self.round * (self.given + section.random_clusters) + place) << 16)
             seeds = training_seeds(self.config.seed, first, episodes)
             x, gain = ask(cluster, seeds, driver, environment, section, rng, explore_share)
             if k >= self.given:
