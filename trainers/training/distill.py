@@ -8,7 +8,7 @@ for itself; validation and held-out clusters have no part in it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,6 @@ CHECK_SEEDS, CHECK_INTERVALS = 8, 60
 """Episodes on a training cluster on which a margin is tried."""
 CHECK_CLUSTERS = 32
 """Most training clusters on which it is tried in a round; where there are more, others in each round."""
-RANGE_CLUSTERS, RANGE_ROWS = 512, 4096
-"""Most clusters, and views of each, that count for the calibrated range, so that large jobs do not count more."""
 RANDOM_SEED, RANDOM_RANKS, RANDOM_WEIGHT = 1, 64, 0.3
 """Of the clusters that rounds draw: those of suite random that are for training, and as many after them as it takes."""
 MIN_EPISODES = 4
@@ -204,23 +202,15 @@ class DistillLearner(Learner):
             curve_row |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
         return curve_row
 
-    def _drive(
-        self,
-        policy: Policy,
-        cluster: Cluster,
-        on_view: Callable[[NDArray[np.float32]], None] | None = None,
-    ) -> Rollout:
+    def _drive(self, policy: Policy, cluster: Cluster) -> Rollout:
         """The episodes on which margins are tried, every rank deciding for itself."""
         environment = self.config.environment
         seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
-        simulator = start(cluster, seeds, environment.threads, environment.limits)
-
-        def see(_: NDArray[np.float64]) -> None:
-            if on_view is not None:
-                on_view(simulator.observe(every_rank=True).reshape(-1, signals.SIGNALS))
-
-        interval = environment.interval_iterations
-        return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval, on_settings=see)
+        simulator, interval = (
+            start(cluster, seeds, environment.threads, environment.limits),
+            environment.interval_iterations,
+        )
+        return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval)
 
     def policy(self, margin: float | None = None) -> Distilled:
         assert self.student is not None, "a run trains at least one round"
@@ -246,13 +236,7 @@ class DistillLearner(Learner):
         return {"margin": policy.margin}
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        rng, views = np.random.default_rng(self.config.seed), []
-        for k in range(min(len(self.clusters), RANGE_CLUSTERS)):
-            seen: list[NDArray[np.float32]] = []
-            self._drive(policy, self.clusters[k], seen.append)
-            every, rows = np.concatenate(seen), round(RANGE_ROWS * self.weight_K[k] / self.weight_K.max())
-            views.append(every[rng.choice(len(every), min(rows, len(every)), replace=False)])
-        return ranges_of(np.concatenate(views))
+        return ranges_of(self.answers[0].inputs_NI[:, : signals.SIGNALS])
 
     def state(self) -> Saved:
         plain = {
