@@ -22,7 +22,7 @@ REPLAY = {"learning_starts": 256, "batch_size": 32, "buffer_size": 800, "gradien
 TINY: dict[str, dict[str, Any]] = {"PPO": ON_POLICY, "A2C": {"n_steps": 32}, "SAC": REPLAY, "TD3": REPLAY}
 TINY |= {"CrossQ": {**REPLAY, "policy_kwargs": {"renorm_warmup_steps": 20}}}
 DISTILL = {"rounds": 2, "episode_intervals": 12, "every_intervals": 4, "candidates": 4, "n_epochs": 2}
-DISTILL |= {"batch_size": 32, "net_arch": [12]}
+DISTILL |= {"batch_size": 32, "net_arch": [12], "random_clusters": 2}
 
 
 PLAIN: dict[str, Any] = {"mechanisms": ["slack"], "suites": ["slack"]}

@@ -91,7 +91,7 @@ def test_the_student_finds_a_known_function_and_deploys_it() -> None:
     student.fit(Answers(x, noisy, np.zeros(3000, np.int64)), np.ones(1, np.float32))
     (hidden, bias), (out, out_bias) = student.layers()
     estimate = np.tanh(x @ hidden.T + bias) @ out.T + out_bias
-    assert np.abs(estimate - y).mean() < 0.6 * np.abs(noisy - y).mean(), "closer to the truth than what it was told"
+    assert np.abs(estimate - y).mean() < 0.7 * np.abs(noisy - y).mean(), "closer to the truth than what it was told"
     with torch.no_grad():
         trained = student.network(torch.from_numpy((x - student.mean_I) / student.spread_I)).numpy()
     np.testing.assert_allclose(estimate, trained, atol=1e-3)

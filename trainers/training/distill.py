@@ -8,7 +8,7 @@ for itself; validation and held-out clusters have no part in it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import training_seeds
+from paceenv.trainers.evaluation.random_clusters import random_cluster
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.sb3_learner import ranges_of
 from paceenv.trainers.training.teacher import Answers, ask, choose_candidates
@@ -38,8 +39,8 @@ CHECK_SEEDS, CHECK_INTERVALS = 8, 60
 """Episodes on a training cluster on which a margin is tried."""
 CHECK_CLUSTERS = 32
 """Most training clusters on which it is tried in a round; where there are more, others in each round."""
-RANGE_ROWS = 4096
-"""Views of a cluster that count for the calibrated range, so that large jobs do not count more."""
+RANDOM_SEED, RANDOM_RANKS, RANDOM_WEIGHT = 1, 64, 0.3
+"""Of the clusters that rounds draw: those of suite random that are for training, and as many after them as it takes."""
 MIN_EPISODES = 4
 PRESSURE, MAX_PRESSURE = 2.0, 8.0
 """By how much more the episodes and errors of a cluster count while it loses more than a null may: the constraint."""
@@ -54,7 +55,7 @@ EXPLORE_SHARE = 0.25
 MIN_UPDATES = 600
 """In each round, by more epochs while there are few views."""
 WEIGHT_DECAY = 1e-4
-DECISION_TEMPERATURE = 0.5
+DECISION_TEMPERATURE = 1.0
 """% of the step by which an estimate is higher where a choice is e times as likely, in the fit."""
 TRAINING_LIMIT = 0.002
 """Most that a training null may lose, as a share of its mean step."""
@@ -75,7 +76,7 @@ class DistillLearner(Learner):
             allowed = f"mechanisms that the student does not set ({', '.join(environment.mechanisms)})"
             raise out_of_range("distill.always", ", ".join(sorted(both)), allowed, f"config {config.name}")
         shares = environment.shares()
-        self.clusters = [share.load() for share in shares]
+        self.clusters, self.given = [share.load() for share in shares], len(shares)
         self.is_null_K = np.array([share.null_case for share in shares])
         self.weight_K = np.array([share.weight for share in shares])
         self.rollout_timesteps = -(-self.config.total_timesteps // self.section.rounds)
@@ -100,14 +101,18 @@ class DistillLearner(Learner):
         if self.student is None:
             self.choose_candidates()
             self.student = self._new_student(len(self.candidates))
+        self._draw_clusters(self.round)
         rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
         explore_share = EXPLORE_SHARE if self.round else 1.0
         for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(rng), strict=True)):
             if not episodes:
                 continue
-            first = FIRST_SEED + ((self.round * len(self.clusters) + k) << 16)
+            place = k if k < self.given else k - self.round * section.random_clusters
+            first = FIRST_SEED + ((self.round * (self.given + section.random_clusters) + place) << 16)
             seeds = training_seeds(self.config.seed, first, episodes)
             x, gain = ask(cluster, seeds, driver, environment, section, rng, explore_share)
+            if k >= self.given:
+                self.scale_K[k] = max(float(gain[:, : len(self.candidates)].mean(axis=0).max()), 0.0)
             self.answers.append(Answers(x, gain, np.full(len(x), k)))
             share = 0.8 * (k + 1) / len(self.clusters)
             self.curve.on_progress(self.timesteps + share * self.rollout_timesteps)
@@ -120,6 +125,16 @@ class DistillLearner(Learner):
         self.curve.add(self.timesteps, **curve_row, margin=self.margin, loss=loss, views=views)
         self.curve.logger.dump(self.timesteps)
 
+    def _draw_clusters(self, number: int) -> None:
+        """Add the random clusters of a round: what few clusters teach does not carry over to others."""
+        count = self.section.random_clusters
+        drawn = [random_cluster(RANDOM_SEED, number * count + n, RANDOM_RANKS) for n in range(count)]
+        self.clusters += [cluster for cluster, _ in drawn]
+        self.is_null_K = np.append(self.is_null_K, [null for _, null in drawn]).astype(np.bool_)
+        self.weight_K = np.append(self.weight_K, np.full(count, RANDOM_WEIGHT))
+        missing = max(len(self.clusters) - len(self.scale_K), 0)  # a checkpoint has them already
+        self.scale_K, self.pressure_K = np.pad(self.scale_K, (0, missing)), np.append(self.pressure_K, np.ones(missing))
+
     def choose_candidates(self) -> list[Candidate]:
         """The settings that the student will choose from; found once."""
         if not self.candidates:
@@ -130,18 +145,22 @@ class DistillLearner(Learner):
     def _episodes(self, rng: np.random.Generator) -> list[int]:
         """Episodes of a round by cluster, in proportion to weight and pressure, fewer of large jobs by a root.
 
-        Clusters whose part is less than :data:`MIN_EPISODES` take turns, with chances in proportion to it.
+        Clusters whose part is less than :data:`MIN_EPISODES` take turns, with chances in proportion to it. Random ones
+        have an episode in their own round.
         """
-        size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in self.clusters]) ** 0.5
-        part_K = self.weight_K * self.pressure_K / size_K
-        wanted_K = self.rollout_timesteps / self.section.episode_intervals * part_K / part_K.sum()
+        given, count = self.clusters[: self.given], self.section.random_clusters
+        size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in given]) ** 0.5
+        part_K = self.weight_K[: self.given] * self.pressure_K[: self.given] / size_K
+        episodes = max(self.rollout_timesteps / self.section.episode_intervals - count, 1.0)
+        wanted_K = episodes * part_K / part_K.sum()
         takes_turn_K = rng.random(len(wanted_K)) < wanted_K / MIN_EPISODES
         if not takes_turn_K.any():  # a round of few decisions has one cluster
             takes_turn_K[rng.choice(len(wanted_K), p=wanted_K / wanted_K.sum())] = True
-        return [
+        episodes_K = [
             round(float(wanted)) if wanted >= MIN_EPISODES else MIN_EPISODES * int(turn)
             for wanted, turn in zip(wanted_K, takes_turn_K, strict=True)
         ]
+        return episodes_K + [0] * (self.round * count) + [1] * count
 
     def _new_student(self, candidates: int) -> Student:
         environment, section = self.config.environment, self.section
@@ -183,23 +202,15 @@ class DistillLearner(Learner):
             curve_row |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
         return curve_row
 
-    def _drive(
-        self,
-        policy: Policy,
-        cluster: Cluster,
-        on_view: Callable[[NDArray[np.float32]], None] | None = None,
-    ) -> Rollout:
+    def _drive(self, policy: Policy, cluster: Cluster) -> Rollout:
         """The episodes on which margins are tried, every rank deciding for itself."""
         environment = self.config.environment
         seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
-        simulator = start(cluster, seeds, environment.threads, environment.limits)
-
-        def see(_: NDArray[np.float64]) -> None:
-            if on_view is not None:
-                on_view(simulator.observe(every_rank=True).reshape(-1, signals.SIGNALS))
-
-        interval = environment.interval_iterations
-        return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval, on_settings=see)
+        simulator, interval = (
+            start(cluster, seeds, environment.threads, environment.limits),
+            environment.interval_iterations,
+        )
+        return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval)
 
     def policy(self, margin: float | None = None) -> Distilled:
         assert self.student is not None, "a run trains at least one round"
@@ -225,13 +236,7 @@ class DistillLearner(Learner):
         return {"margin": policy.margin}
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        rng, views = np.random.default_rng(self.config.seed), []
-        for cluster, weight in zip(self.clusters, self.weight_K / self.weight_K.max(), strict=True):
-            seen: list[NDArray[np.float32]] = []
-            self._drive(policy, cluster, seen.append)
-            every = np.concatenate(seen)
-            views.append(every[rng.choice(len(every), min(round(RANGE_ROWS * weight), len(every)), replace=False)])
-        return ranges_of(np.concatenate(views))
+        return ranges_of(self.answers[0].inputs_NI[:, : signals.SIGNALS])
 
     def state(self) -> Saved:
         plain = {
@@ -255,6 +260,8 @@ class DistillLearner(Learner):
         self.round, self.margin = int(saved.plain["round"]), float(saved.plain["margin"])
         self.candidates = [{m: (t, w) for m, (t, w) in one.items()} for one in saved.plain["candidates"]]
         self.scale_K, self.pressure_K = np.array(saved.plain["scale"]), np.array(saved.plain["pressure"])
+        for number in range(self.round):
+            self._draw_clusters(number)
         if self.round:
             arrays = saved.arrays
             self.answers = [Answers(arrays["inputs"], arrays["gain"], arrays["cluster"])]

@@ -109,6 +109,12 @@ class Distill(Config):
     episode_intervals: int = Field(80, ge=2, description="control intervals of an episode")
     every_intervals: int = Field(8, ge=1, description="control intervals between two questions to the teacher")
     watched_ranks: int = Field(8, ge=1, description="ranks of a job whose views are kept at each question")
+    random_clusters: int = Field(
+        0,
+        ge=0,
+        description="random clusters that each round draws anew, for an episode each, as in suite random; the other "
+        "episodes are of the environment's clusters",
+    )
     n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
     batch_size: int = Field(1024, ge=2, description="views in one update")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
