@@ -45,7 +45,7 @@ def test_noise_reaches_the_engine_under_its_own_name() -> None:
     }  # fmt: skip
     batch = derive(cluster(noise=noise | {"imbalance_skew": 1.3}), episode_keys([0]))
     assert {name: batch.jobs[name][0] for name in noise} == noise
-    assert batch.skewness_E.tolist() == [1.3]
+    assert batch.jobs["imbalance_skew"].tolist() == [1.3]
     missing = set(Cluster.model_fields["noise"].annotation.model_fields) - set(noise) - {"imbalance_skew"}  # type: ignore[union-attr]
     assert not missing, "a new noise type must reach the engine"
 

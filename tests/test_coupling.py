@@ -72,6 +72,17 @@ def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     assert useful.mean() == pytest.approx(1.0 / (1.0 - 0.002 * 9.5), abs=0.002)
 
 
+def test_a_hot_job_fails_more_often_and_starts_cold(simulator: Make) -> None:
+    """A node that only computes has heat 1 after its first step, and so 1.5 times the rate of a cold one."""
+    rules = {"failure_per_s": 0.02, "failure_heat": 0.5, "warmup_iterations": 3, "warmup_factor": 1.3, "restart_s": 9.0}
+    sim = simulator(range(200), compute_w=400.0, heat_iterations=1.0, **rules)
+    step_ET = sim.run(sim.off(), 1000)
+    assert sim.outcome().failures.sum() / (step_ET % 9.0).sum() == pytest.approx(0.02 * 1.5, rel=0.05)
+    failed = np.flatnonzero(step_ET[0] > 9.0)
+    first = failed[0] if failed[0] < 996 else failed[1]
+    np.testing.assert_allclose(step_ET[0, first + 1 : first + 5] % 9.0, [1.3, 1.3, 1.3, 1.0])
+
+
 def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     """Over an episode the throughput terms, weighted by time, are the iterations that count."""
     rules = ["reliability.mtbf_iterations=6000", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]

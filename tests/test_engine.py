@@ -12,8 +12,9 @@ from conftest import EVERY_NOISE
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from paceenv.core import pacing
-from paceenv.sim.engine.simulator import Simulator
+from paceenv.core import pacing, timing
+from paceenv.sim.engine import draws, layout, measuring
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
@@ -149,6 +150,41 @@ def test_post_work_episodes_have_share_and_size(simulator: Make, mean_iterations
     assert changes == pytest.approx(follows / mean_iterations, abs=0.3 * follows), "one size throughout an episode"
     together = (exposed[:, :, 0] > 0) & (exposed[:, :, 1] > 0)
     assert_mean(together.mean(axis=1), 0.04)
+
+
+# What a rank and a tenant do by themselves
+
+
+def test_a_rank_wakes_up_late_measures_with_errors_and_misses_steps() -> None:
+    job, key, ranks = layout.default_job(1)[0], episode_keys([3])[0], 4000
+    job["late_wake_s"], job["stamp_noise_s"], job["missing_share"] = 0.004, 0.001, 0.1
+    delay_R, rank_FR = np.float32([0.1] * ranks), np.ones((timing.RANK_FIELDS, ranks), np.float32)
+    comm_R, wait_R, aside_FR = np.float32([1.0] * ranks), np.float32([0.0] * ranks), np.zeros_like(rank_FR)
+    with np.errstate(over="ignore"):
+        measuring.keep_missing(job, key, 49, rank_FR, aside_FR)
+        measuring.delay_imperfectly(job, key, 50, delay_R)
+        measuring.blur(job, key, 50, draws.normal_table(), comm_R, wait_R)
+        assert not any(measuring.is_missing(job, key, measuring.FIRST_MISSING - 1, r) for r in range(ranks))
+    missed_R = aside_FR.all(axis=0)
+    assert_mean(missed_R.astype(np.float64), 0.1)
+    np.testing.assert_array_equal(delay_R == 0.0, missed_R, err_msg="no delay after a step that was not measured")
+    assert stats.kstest(delay_R[~missed_R] - 0.1, stats.expon(scale=0.004).cdf).pvalue > 1e-3
+    assert stats.kstest(comm_R - 1.0, stats.norm(scale=0.001).cdf).pvalue > 1e-3
+    assert_mean((wait_R > 0.0).astype(np.float64), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "period_s"),
+    [({}, 1.0), ({"bursty": True}, 1.0), ({"pause_rate": 0.1, "pause_periods": 10.0}, 1.0 + 0.1 * 10.0 / 2.0)],
+    ids=["steady", "bursty", "pausing"],
+)
+def test_a_tenant_keeps_its_period_from_the_start(simulator: Make, changes: Any, period_s: float) -> None:
+    tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, **changes}
+    sim = simulator(range(500), uplink_work_s=1e-6, tenants=[tenant])
+    assert_mean((sim.state.tenant_ENK[:, layout.LEFT_S, 0] > 0.0).astype(np.float64), 0.4 / period_s)
+    sim.run(sim.off(), 100)
+    cycles_s = sim.outcome().time_s.sum() / sim.outcome().tenant_cycles_EK.sum()
+    assert cycles_s == pytest.approx(period_s, rel=0.02)
 
 
 # How a batch is run changes nothing

@@ -169,7 +169,7 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     for name in ("jitter_cv", "common_cv", "imbalance_cv"):
         assert b["compute_s"] * b[name] == pytest.approx(math.sqrt(4) * a["compute_s"] * a[name]), name
     assert (b["stall_rate"], b["drift_iterations"]) == (4 * a["stall_rate"], a["drift_iterations"] / 4)
-    assert (one.skewness_E[0], four.skewness_E[0]) == (1.0, 0.5)
+    assert (one.jobs["imbalance_skew"][0], four.jobs["imbalance_skew"][0]) == (1.0, 0.5)
     assert b["transfer_alone_s"] == a["transfer_alone_s"]
     some = cluster(synchronization={"sync_period": 4})
     assert some.samples_per_step == 4 * cluster().samples_per_step

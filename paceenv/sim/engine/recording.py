@@ -128,8 +128,8 @@ class RecordingWriter:
         self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
         ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(batch.ranks))
-        self._program = ProgramRows(batch.program) if batch.jobs[0]["has_program"] else None
-        groups = batch.groups if self._program is None else len(batch.program.first_member_N) - 1
+        self._program = None if batch.program is None else ProgramRows(batch.program)
+        groups = batch.groups if batch.program is None else len(batch.program.first_member_N) - 1
         job = {"name": name, "ranks": batch.ranks, "groups": groups}
         self._writer = TraceWriter(path, TraceMetadata(job, ranks, SIMULATOR))
 

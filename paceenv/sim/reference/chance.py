@@ -27,124 +27,73 @@ ONCE = 1 << 62
 
 
 class Rare:
-    """Events that are rare in every place (a rank, a group) of every step: counted over steps and places.
+    """Events that are rare for every rank in every step: counted over steps and ranks.
 
     Args:
-        probability: of one in a place and step.
+        probability: of one for a rank in a step.
         draw: a uniform number for the gap after the n-th event.
         first: where the first one may be.
     """
 
-    def __init__(self, probability: float, draw: Callable[[int], float], first: int = 0) -> None:
-        self._probability, self._draw, self._n = probability, draw, 0
+    def __init__(self, ranks: int, probability: float, draw: Callable[[int], float], first: int = 0) -> None:
+        self._ranks, self._probability, self._draw, self._n = ranks, probability, draw, 0
         self._at = first - 1 + geometric(draw(0), probability)
 
-    def of_step(self, t: int, places: int) -> Iterator[tuple[int, int]]:
-        """The places where one happens in step ``t``, and its number, from 1."""
-        while self._at < (t + 1) * places:
+    def of_step(self, t: int) -> Iterator[tuple[int, int]]:
+        """The ranks for which one happens in step ``t``, and its number, from 1."""
+        while self._at < (t + 1) * self._ranks:
             self._n += 1
-            yield self._at - t * places, self._n
+            yield self._at - t * self._ranks, self._n
             self._at += geometric(self._draw(self._n), self._probability)
 
 
 class Chance:
-    """The draws of one episode of a job of so many ranks in so many groups; those of steps are asked step by step."""
+    """How long the ranks of a job compute in an episode, asked step by step."""
 
-    def __init__(self, job: Any, skewness: float, key: np.uint64, ranks: int, groups: int) -> None:
-        self.job, self.key, self._ranks, self._groups = job, key, range(ranks), range(groups)
-        self._gamma = draws.gamma_table(skewness)
-        self._factor_R = np.maximum(1.0 + job["persistent_cv"] * self.normal_R(draws.PERSISTENT, ONCE), 1e-6)
-        self._factor_R *= np.where(self._some(draws.SLOW_RANK, ranks, job["slow_ranks"]), job["slow_factor"], 1.0)
-        self._drift_R = job["drift_cv"] * self.normal_R(draws.DRIFT, ONCE)
-        self._stalls = Rare(job["stall_rate"], self._gap(draws.STALL, 2))
-        under_way, onset, end = _episodes(job["fail_slow_share"], job["fail_slow_mean_iterations"])
-        fail_key = key_of(key, draws.FAIL_SLOW, ONCE)
-        self._fails_R = np.array([uniform(fail_key, draws.FAIL_SLOW, r) < under_way for r in self._ranks])
-        self._slow = Rare(onset, lambda n: uniform(key, draws.FAIL_SLOW, n))
-        self._well = Rare(end, lambda n: uniform(key, draws.RECOVERY, n), first=ranks)
-        under_way, onset, end = _episodes(job["post_work_share"], job["post_work_mean_iterations"])
-        has_it_G = self._some(draws.POST_WORK, groups, job["post_work_groups"])
-        self._always_G, self._until_G = np.where(has_it_G, job["post_work_s"], 0.0), np.zeros(groups)
-        start_key = key_of(key, draws.POST_WORK, ONCE)
-        for g in self._groups:
-            u = uniform(start_key, draws.POST_WORK, g)
-            if u < under_way:
-                self._until_G[g] = geometric(max(u / under_way, 1e-300), end)
-        self._episode_G = np.array([self._episode_s(uniform(start_key, draws.COMMON, g)) for g in self._groups])
-        self._post_work = Rare(onset, self._gap(draws.POST_WORK, 3))
+    def __init__(self, job: Any, key: np.uint64, ranks: int) -> None:
+        self._job, self._key, self._ranks = job, key, ranks
+        self._normal, self._gamma = draws.normal_table(), draws.gamma_table(float(job["imbalance_skew"]))
+        first_slow = int(uniform(key, draws.SLOW_RANK, ONCE) * ranks)
+        is_slow_R = (np.arange(ranks) - first_slow) % ranks < job["slow_ranks"]
+        self._factor_R = np.maximum(1.0 + job["persistent_cv"] * self._draw_R(draws.PERSISTENT, ONCE), 1e-6)
+        self._factor_R *= np.where(is_slow_R, job["slow_factor"], 1.0)
+        self._drift_R = job["drift_cv"] * self._draw_R(draws.DRIFT, ONCE)
+        # episodes, of which the first ones are under way: how often they begin follows from their share and length
+        share, mean_steps = job["fail_slow_share"], job["fail_slow_mean_iterations"]
+        fail_key, under_way = key_of(key, draws.FAIL_SLOW, ONCE), share * (1.0 - 1.0 / mean_steps)
+        self._fails_R = np.array([uniform(fail_key, draws.FAIL_SLOW, r) < under_way for r in range(ranks)])
+        onset = share / (share + (1.0 - share) * mean_steps)
+        self._slow = Rare(ranks, onset, lambda n: uniform(key, draws.FAIL_SLOW, n))
+        self._well = Rare(ranks, 1.0 / mean_steps, lambda n: uniform(key, draws.RECOVERY, n), first=ranks)
+        first = uniform(key, draws.STALL, 0)
+        self._stalls = Rare(ranks, job["stall_rate"], lambda n: self._of_stall(n, 2) if n else first)
 
-    def _some(self, stream: int, places: int, some: int) -> NDArray[np.bool_]:
-        """So many places, one after the other from a drawn one on."""
-        first = int(uniform(self.key, stream, ONCE) * places)
-        return np.asarray((np.arange(places) - first) % places < some)
+    def _draw_R(self, stream: int, t: int, table: Array | None = None) -> Array:
+        """A draw of every rank in step ``t``, standard normal by default."""
+        key, table = key_of(self._key, stream, t), self._normal if table is None else table
+        return np.array([quantile(table, bits32(key, r)) for r in range(self._ranks)])
 
-    def _bits_R(self, stream: int, t: int) -> list[np.uint32]:
-        key = key_of(self.key, stream, t)
-        return [bits32(key, r) for r in self._ranks]
-
-    def _normal(self, stream: int, t: int, place: int) -> float:
-        """A standard normal draw."""
-        return quantile(draws.normal_table(), bits32(key_of(self.key, stream, t), place))
-
-    def normal_R(self, stream: int, t: int) -> Array:
-        """A standard normal draw of every rank in step ``t``."""
-        return np.array([quantile(draws.normal_table(), bits) for bits in self._bits_R(stream, t)])
-
-    def uniform_R(self, stream: int, t: int) -> Array:
-        """A draw from 0 up to 1 of every rank in step ``t``."""
-        return np.array(self._bits_R(stream, t), np.float64) * 2.0**-32
-
-    def _gap(self, stream: int, place: int) -> Callable[[int], float]:
-        """Draws of gaps, each beside other draws of the event before."""
-        key = self.key
-        return lambda n: uniform(key_of(key, stream, n), stream, place) if n else uniform(key, stream, 0)
+    def _of_stall(self, n: int, place: int) -> float:
+        """A uniform number of the n-th stall."""
+        return uniform(key_of(self._key, draws.STALL, n), draws.STALL, place)
 
     def compute_R(self, t: int) -> tuple[Array, Array]:
         """How long every rank computes in step ``t``, and how long it stalls besides, seconds."""
-        job, common_key = self.job, key_of(self.key, draws.COMMON, t)
-        common = 1.0 + job["common_cv"] * quantile(draws.normal_table(), np.uint32(common_key >> np.uint64(32)))
-        for r, _ in self._well.of_step(t, len(self._ranks)):
+        job, common_key, drift_key = self._job, key_of(self._key, draws.COMMON, t), key_of(self._key, draws.DRIFT, t)
+        common = 1.0 + job["common_cv"] * quantile(self._normal, np.uint32(common_key >> np.uint64(32)))
+        for r, _ in self._well.of_step(t):
             self._fails_R[r] = False
-        for r, _ in self._slow.of_step(t, len(self._ranks)):
+        for r, _ in self._slow.of_step(t):
             self._fails_R[r] = True
-        imbalance_R = np.array([quantile(self._gamma, bits) for bits in self._bits_R(draws.IMBALANCE, t)])
-        relative_R = 1.0 + job["jitter_cv"] * self.normal_R(draws.JITTER, t) + job["imbalance_cv"] * imbalance_R
+        relative_R = 1.0 + job["jitter_cv"] * self._draw_R(draws.JITTER, t)
+        relative_R += job["imbalance_cv"] * self._draw_R(draws.IMBALANCE, t, self._gamma)
         # Ornstein-Uhlenbeck: it forgets over drift_iterations, its innovations are uniform
-        keep = math.exp(-1.0 / job["drift_iterations"])
-        innovation_R = math.sqrt(12.0 * (1.0 - keep * keep)) * (self.uniform_R(draws.DRIFT, t) - 0.5)
+        keep, drawn_R = math.exp(-1.0 / job["drift_iterations"]), [bits32(drift_key, r) for r in range(self._ranks)]
+        innovation_R = math.sqrt(12.0 * (1.0 - keep * keep)) * (np.array(drawn_R) * 2.0**-32 - 0.5)
         self._drift_R = keep * self._drift_R + job["drift_cv"] * innovation_R
+        stall_R = np.zeros(self._ranks)
+        for r, n in self._stalls.of_step(t):
+            stall_R[r] -= job["stall_mean_s"] * math.log(self._of_stall(n, 1))
         factor_R = self._factor_R * np.where(self._fails_R, job["fail_slow_factor"], 1.0)
-        stall_R = np.zeros(len(self._ranks))
-        for r, n in self._stalls.of_step(t, len(self._ranks)):
-            stall_R[r] -= job["stall_mean_s"] * math.log(uniform(key_of(self.key, draws.STALL, n), draws.STALL, 1))
         compute_R = job["compute_s"] * max(common, 0.0) * factor_R * np.maximum(relative_R + self._drift_R, 0.0)
         return compute_R, stall_R
-
-    def length(self, t: int, r: int, micro_batch: int) -> float:
-        """How much longer a micro-batch of rank ``r`` takes than the mean one: its sequences are longer."""
-        drawn = self._normal(draws.LENGTH, t * 4096 + micro_batch, r)
-        return max(1.0 + float(self.job["length_cv"]) * drawn, 0.0)
-
-    def _episode_s(self, u: float) -> float:
-        return float(self.job["post_work_episode_s"] * (1.0 + self.job["post_work_spread"] * (2.0 * u - 1.0)))
-
-    def post_work_G(self, t: int) -> Array:
-        """Work after the collective in step ``t``, seconds: of some groups always, of others in episodes."""
-        for g, n in self._post_work.of_step(t, len(self._groups)):
-            key = key_of(self.key, draws.POST_WORK, n)
-            if self._until_G[g] <= t:
-                length = geometric(uniform(key, draws.POST_WORK, 1), 1.0 / self.job["post_work_mean_iterations"])
-                self._until_G[g] = t + length
-                self._episode_G[g] = self._episode_s(uniform(key, draws.POST_WORK, 2))
-        return self._always_G + np.where(self._until_G > t, self._episode_G, 0.0)
-
-    def transfer(self, t: int, number: int) -> float:
-        """How much longer a transfer takes than on the mean: lognormal with mean 1."""
-        variance = math.log1p(self.job["transfer_cv"] ** 2)
-        return math.exp(math.sqrt(variance) * self._normal(draws.TRANSFER, t, number) - 0.5 * variance)
-
-
-def _episodes(share: float, mean_steps: float) -> tuple[float, float, float]:
-    """For a place that spends such a share of its time in episodes: how likely one is under way from before as it all
-    begins, how likely one starts in a step, and ends in a step."""
-    return share * (1.0 - 1.0 / mean_steps), share / (share + (1.0 - share) * mean_steps), 1.0 / mean_steps
