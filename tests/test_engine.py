@@ -117,6 +117,30 @@ def test_stalls_have_their_rate_and_are_exponential(simulator: Make) -> None:
     assert stats.chisquare((extra > 0).sum(axis=(0, 1))).pvalue > 1e-3, "every rank alike"
 
 
+def test_common_persistent_and_imbalance_noise_have_their_laws(simulator: Make) -> None:
+    common, persistent, imbalance = (
+        computed_ETR(simulator(range(300), ranks=8, **noise), 20) - 1.0
+        for noise in ({"common_cv": 0.1}, {"persistent_cv": 0.1}, {"imbalance_cv": 0.1, "skewness": 1.0})
+    )
+    assert (common == common[:, :, :1]).all(), "of all ranks"
+    assert (persistent == persistent[:, :1]).all(), "of all steps"
+    assert stats.kstest(common[:, :, 0].ravel(), stats.norm(scale=0.1).cdf).pvalue > 1e-3
+    assert stats.kstest(persistent[:, 0].ravel(), stats.norm(scale=0.1).cdf).pvalue > 1e-3
+    assert stats.kstest(imbalance.ravel(), stats.pearson3(1.0, scale=0.1).cdf).pvalue > 1e-3
+
+
+def test_all_noise_together_is_what_each_cause_does_alone(simulator: Make) -> None:
+    """Some causes stretch what others add up to; a stall comes on top."""
+    added = [{"jitter_cv": 0.1}, {"imbalance_cv": 0.1, "skewness": 1.0}, {"drift_cv": 0.1, "drift_iterations": 20.0}]
+    slow = {"persistent_cv": 0.1, "slow_ranks": 1, "slow_factor": 1.5}
+    fails = {"fail_slow_share": 0.2, "fail_slow_mean_iterations": 10.0, "fail_slow_factor": 2.0}
+    times, stalls = [{"common_cv": 0.1}, slow, fails], {"stall_rate": 0.05, "stall_mean_s": 0.3}
+    everything = {name: value for cause in (*added, *times, stalls) for name, value in cause.items()}
+    alone = [computed_ETR(simulator(range(9), ranks=8, **cause), 100) for cause in (*added, *times, stalls, everything)]
+    expected = np.prod(alone[3:6], axis=0) * (sum(alone[:3]) - 2.0) + alone[6] - 1.0
+    np.testing.assert_allclose(alone[7], expected, rtol=1e-5)
+
+
 def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_before(simulator: Make) -> None:
     """Every group's by a factor of its own; the compute before it, and what the fluid says, stay as they are."""
     setup: dict[str, Any] = {"ranks": 8, "groups": 4, "jitter_cv": 0.02, "has_barrier": True}

@@ -103,7 +103,8 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     job, fabric, folded = cluster.job, cluster.fabric, cluster.folded
     jobs["has_barrier"] = cluster.barrier
     if cluster.has_program:
-        jobs["compute_s"], jobs["length_cv"] = cluster.plan().compute_s, cluster.length_cv
+        jobs["compute_s"] = cluster.plan().compute_s
+        jobs["length_cv"] = cluster.program.length_cv if cluster.program is not None else 0.0
         return
     if folded is not None:
         jobs["compute_s"], jobs["tail_s"] = folded.compute_s, folded.tail_s
@@ -203,30 +204,18 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
     return records
 
 
-def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Where the share of each cluster ends between 0 and 1, ``(C,)``."""
-    share = np.ones(clusters) if weights is None else np.asarray(weights, dtype=np.float64)
-    if share.shape != (clusters,) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
-        raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
-    return np.asarray(np.cumsum(share / share.sum()))
-
-
-def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`."""
-    u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
-    return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
-
-
 def shape_of(cluster: Cluster) -> tuple[int, int, str]:
     """What clusters of one batch share: ranks, process groups, and what decides the program, empty without one."""
     return cluster.ranks, cluster.groups, program_key(cluster)
 
 
 class ClusterMix:
-    """Clusters of which every episode is on one; they must agree in ranks and groups."""
+    """Clusters of which every episode draws one, by their weights; they must agree in ranks and groups."""
 
-    def __init__(self, clusters: Sequence[Cluster]) -> None:
-        first = clusters[0]
+    def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
+        first, share_C = clusters[0], np.ones(len(clusters)) if weights is None else np.asarray(weights, np.float64)
+        if share_C.shape != (len(clusters),) or not (share_C >= 0).all() or not 0 < share_C.sum() < np.inf:
+            raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
         for other in clusters[1:]:
             if (other.ranks, other.groups) != (first.ranks, first.groups):
                 raise InputError(
@@ -239,6 +228,7 @@ class ClusterMix:
                     "allowed: the same for all clusters of a batch with a program"
                 )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
+        self._ends_C = np.cumsum(share_C / share_C.sum())
         self._tenants = max(len(c.tenants) for c in clusters)
         self._fixed: dict[int, JobBatch] = {}
 
@@ -257,6 +247,11 @@ class ClusterMix:
         if not draw.random and len(keys_E):
             self._fixed[c] = batch.take(np.zeros(1, np.int64))
         return batch
+
+    def draw(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Index of the cluster that each episode draws, ``(E,)``."""
+        u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+        return np.minimum(np.searchsorted(self._ends_C, u, side="right"), len(self.clusters) - 1)
 
     def derive(self, keys_E: NDArray[np.uint64], which: NDArray[np.int64]) -> JobBatch:
         """Parameter records of E episodes; ``which`` is the index of the cluster of each, ``(E,)``."""

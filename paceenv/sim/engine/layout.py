@@ -72,7 +72,6 @@ JOB = np.dtype(
         ("warmup_iterations", "i8"),
         ("warmup_factor", "f8"),
         ("ideal_step_s", "f8"),
-        ("bytes_scale", "f8"),
         ("length_cv", "f8"),
     ],
     align=True,
@@ -95,8 +94,8 @@ uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its 
 ``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``. It
 leaves a gather when what is left of its message, ``incast_buffered_s`` of the port's time, fits its send buffer.
 
-Where the step is a program, its compute times are shares of ``compute_s``, its transfers take ``bytes_scale`` times as
-long, and the length of a micro-batch varies by ``length_cv``.
+Where the step is a program, its compute times are shares of ``compute_s``, and the length of a micro-batch varies by
+``length_cv``.
 
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
@@ -340,5 +339,5 @@ def default_job(environments: int) -> NDArray[np.void]:
     jobs["drift_iterations"] = 1.0
     jobs["ranks_per_node"] = 1
     jobs["heat_iterations"] = 1.0
-    jobs["warmup_factor"] = jobs["bytes_scale"] = 1.0
+    jobs["warmup_factor"] = 1.0
     return jobs

@@ -201,12 +201,11 @@ def transfer_factor(view: View, number: int) -> float:
 
 def work_s(view: View, program: Program, o: int) -> float:
     """How long operation ``o`` takes in this iteration with all links free, seconds; latency not included."""
-    job, clock = view.job, view.clock
     every = program.every_O[o]
-    if every > 1 and (clock["iteration"] + 1) % every != 0:
+    if every > 1 and (view.clock["iteration"] + 1) % every != 0:
         return 0.0
-    alone_s = program.alone_O[o] * job["bytes_scale"]
-    return float(alone_s * transfer_factor(view, o) if job["transfer_cv"] > 0.0 else alone_s)
+    alone_s = program.alone_O[o]
+    return float(alone_s * transfer_factor(view, o) if view.job["transfer_cv"] > 0.0 else alone_s)
 
 
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:

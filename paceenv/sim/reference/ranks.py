@@ -146,7 +146,7 @@ class Step:
             if transfer.messages == 0:
                 self._moved(transfer, max(at_s, transfer.received_s))
         else:
-            alone_s = one.use.alone_s * job["bytes_scale"]
+            alone_s = one.use.alone_s
             if not self._is_measured:
                 alone_s *= transfer_factor(self._view, transfer.number)
             at_s += alone_s

@@ -5,11 +5,17 @@ a step every rank takes in what it measured itself and sets its next delay. Wher
 staleness), one begins its next step at once unless it is as many steps ahead of the last complete collective as it may
 be.
 
-What concerns a rank, a node or a group by itself is told once, by functions of the engine that run here as they are.
-A rank wakes up late and measures with errors (``measuring``, with the estimator and the rules of ``paceenv.core``,
-which a live rank runs, too). A rank that waits spins and draws power, which warms its node and slows its compute; a
-failure takes the job back to its last checkpoint and lets it start cold (``coupling``). Some groups have work after
-their collective (``noise``).
+What concerns a rank, a node or a group by itself is told once, by functions of the engine that run here as they are:
+
+- ``noise``: a rank computes in step t, besides stalls,
+
+      compute_s * factor[rank] * (1 + common[t]) * max(0, 1 + jitter[t, rank] + imbalance[t, rank] + drift[t, rank])
+
+  and longer while it is in a fail-slow episode. Every draw is a hash of the episode's key, what it is for, step and
+  rank; none depends on time or on pacing. Some groups have work after their collective.
+- ``measuring``: a rank wakes up late and measures with errors; estimator and rules are those of a live rank.
+- ``coupling``: a rank that waits spins and draws power, which warms its node and slows its compute. A failure takes the
+  job back to its last checkpoint and lets it start cold.
 """
 
 from __future__ import annotations
@@ -30,7 +36,6 @@ from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine import coupling, layout, measuring, noise
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Outcome
-from paceenv.sim.reference.chance import Chance
 from paceenv.sim.reference.flows import Links, tenant_life
 from paceenv.sim.reference.ranks import TAIL, Rank, Step
 
@@ -76,7 +81,6 @@ class Reference:
         else:
             plan, use = one_collective(self._view.job, ranks, groups)
         self._laid, self._links = lay(plan, use, has_tenants=has_tenants), Links()
-        self._chance = Chance(self._view.job, self._simulator.keys_E[0], ranks)
         tenants = np.flatnonzero(self._view.tenants["weight"] > 0.0).tolist()
         self._is_shared = bool(tenants)
         for k in tenants:
@@ -107,18 +111,18 @@ class Reference:
         """One step; returns what a recording keeps of it."""
         job, clock, room, start_R = self._view.job, self._view.clock, self._room, self._early_R
         t, key, state = int(clock["iteration"]), clock["key"], self._view.rank
-        compute_R, stall_R = self._chance.compute_R(t)
-        if self.batch.program is None:  # a stall is a part of the one compute phase, not in front of it
-            compute_R, stall_R = compute_R + stall_R, np.zeros_like(stall_R)
-        room.compute_R[:] = compute_R
+        has_program = self.batch.program is not None
+        noise.draw_compute(self._view, room, has_program)
         coupling.slow_down(self._view, room)
         delay_R = state[timing.DELAY_S, : self.batch.ranks]
         measuring.delay_imperfectly(job, key, t, delay_R)
         measuring.keep_missing(job, key, t, state, room.aside_FR)
         delay_R = delay_R.astype(np.float64)
-        begin_R, hold_R = start_R + delay_R + stall_R, state[timing.DEFER_S, : self.batch.ranks]
+        # a stall is at the start of a program, and a part of the one compute phase of other jobs
+        begin_R = start_R + delay_R + (room.spare_R if has_program else 0.0)
+        hold_R = state[timing.DEFER_S, : self.batch.ranks]
         ranks = [Rank(*one.tolist()) for one in np.array([begin_R, room.compute_R, hold_R]).T]
-        step = Step(self._laid, self._links, self._view, ranks, is_measured=self.batch.program is None)
+        step = Step(self._laid, self._links, self._view, ranks, is_measured=not has_program)
         stamps = [(rank.at_s, rank.waited_s, rank.paid_s, rank.computed_s) for rank in ranks]
         at_R, waited_R, paid_R, computed_R = np.array(stamps).T
         finish_G, exit_R = self._leave(step, at_R)
@@ -138,7 +142,7 @@ class Reference:
         clock["time_s"] += step_s + extra_s
         clock["iteration"] += 1
         kept: tuple[list[float], ...] = ([], [], [])
-        if self.batch.program is not None:
+        if has_program:
             ends = [end_s for rank in ranks for end_s in rank.end_I]
             kept = ends, [one.begin_s for one in step.transfers], [one.through_s for one in step.transfers]
         return step_s + extra_s, start_R, at_R - waited_R, delay_R, exit_R, finish_G, ready_G, *kept
