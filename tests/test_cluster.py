@@ -141,13 +141,6 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
         some.changed(["job.nodes=-1"])
 
 
-@pytest.mark.parametrize("name", ["incast-shallow", "all-to-all-shallow"])
-def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
-    data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
-    with pytest.raises(InputError, match="allowed: no tenants"):
-        config_files.parse(Cluster, data, name)
-
-
 def test_a_power_law_may_not_leave_the_range_of_its_quantity_at_any_size() -> None:
     law = {"power_law": {"value": 0.5, "at_nodes": 8, "exponent": 0.5}}
     cluster = load_cluster("when-scaling-fails").changed([f"job.overlap={json.dumps(law)}"])

@@ -56,13 +56,6 @@ def test_delaying_spinning_ranks_cools_the_rank_they_wait_for_and_no_other(simul
 # Checkpoints, failures, restarts
 
 
-def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
-    sim = simulator(checkpoint_iterations=10, checkpoint_s=0.5)
-    step = sim.run(sim.off(), 30)[0]
-    np.testing.assert_allclose(step, np.where(np.arange(1, 31) % 10 == 0, 1.5, 1.0))
-    assert sim.outcome().useful_iterations == 30
-
-
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
     sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)

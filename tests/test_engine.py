@@ -233,21 +233,3 @@ def test_settings_of_a_wrong_shape_are_refused(simulator: Make, shape: tuple[int
     sim = simulator([0, 1], ranks=4)
     with pytest.raises(ValueError, match=r"settings have shape .* expected \(2, 1 or 4"):
         sim.run(np.zeros(shape), 1)
-
-
-# Memory
-
-
-def state_bytes(sim: Simulator) -> int:
-    """Everything the simulator remembers between calls."""
-    return sum(array.nbytes for array in sim.state)
-
-
-@pytest.mark.parametrize("ranks", [512, 5000])
-def test_a_rank_takes_at_most_80_bytes_of_state(simulator: Make, ranks: int) -> None:
-    one, two = simulator(range(1), ranks=ranks, **EVERY_NOISE), simulator(range(2), ranks=ranks, **EVERY_NOISE)
-    twice = simulator(range(1), ranks=2 * ranks, **EVERY_NOISE)
-    fixed = state_bytes(simulator(range(1), ranks=1, **EVERY_NOISE))
-    assert (state_bytes(one) - fixed) / ranks <= 80
-    assert state_bytes(two) == 2 * state_bytes(one), "linear in environments"
-    assert state_bytes(twice) - fixed <= 2.05 * (state_bytes(one) - fixed), "linear in ranks"

@@ -210,6 +210,8 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
 
 # Impossible clusters
 
+TENANT = {"period_ratio": 1.0, "comm_share": 0.3}
+
 
 @pytest.mark.parametrize(
     ("sections", "rule"),
@@ -218,6 +220,10 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
         ({"fabric": {"oversubscription": 2.0}}, "one of uplink_gbps and oversubscription"),
         ({"fabric": {"uplink_gbps": None}}, "one of uplink_gbps and oversubscription"),
         ({"job": {"collective": "gather", "overlap": 0.5}}, "job.overlap and job.tail_bytes 0 for a gather"),
+        ({"job": {"collective": "gather"}, "tenants": [TENANT]}, "no tenants with a gather or an all_to_all"),
+        ({"job": {"collective": "all_to_all"}, "tenants": [TENANT]}, "no tenants with a gather or an all_to_all"),
+        ({"fabric": {"sharing": "flows"}}, "fabric.sharing by default without a workload or a program"),
+        ({"fabric": {"efficiency": {"send": 0.5}}}, "fabric.efficiency by default without a workload or a program"),
         ({"job": {"compute_s": None}}, "job.compute_s"),
         ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),
         ({"job": {"barrier": True}, "synchronization": {"staleness": 1}}, "synchronization.staleness 0 with a barrier"),
