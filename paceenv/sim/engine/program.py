@@ -192,20 +192,18 @@ def length_factor(view: View, r: int, micro: int) -> float:
     return float(max(1.0 + view.job["length_cv"] * quantile(view.normal, bits32(key, r)), 0.0))
 
 
-def transfer_factor(view: View, number: int) -> float:
-    """How much longer a transfer takes in this iteration than on the mean: lognormal with mean 1, a ratio."""
-    clock, variance = view.clock, math.log1p(view.job["transfer_cv"] ** 2)
-    z = quantile(view.normal, bits32(key_of(clock["key"], TRANSFER, clock["iteration"]), number))
-    return float(math.exp(math.sqrt(variance) * z - 0.5 * variance))
-
-
 def work_s(view: View, program: Program, o: int) -> float:
     """How long operation ``o`` takes in this iteration with all links free, seconds; latency not included."""
+    job, clock = view.job, view.clock
     every = program.every_O[o]
-    if every > 1 and (view.clock["iteration"] + 1) % every != 0:
+    if every > 1 and (clock["iteration"] + 1) % every != 0:
         return 0.0
     alone_s = program.alone_O[o]
-    return float(alone_s * transfer_factor(view, o) if view.job["transfer_cv"] > 0.0 else alone_s)
+    if job["transfer_cv"] > 0.0:
+        variance = math.log1p(job["transfer_cv"] ** 2)
+        z = quantile(view.normal, bits32(key_of(clock["key"], TRANSFER, clock["iteration"]), o))
+        alone_s *= math.exp(math.sqrt(variance) * z - 0.5 * variance)
+    return float(alone_s)
 
 
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:

@@ -25,9 +25,9 @@ from functools import partial
 from paceenv.core import pacing
 from paceenv.sim.cluster.program.program_tables import Compute, Laid, Operation, Row, Start
 from paceenv.sim.engine import draws
-from paceenv.sim.engine.draws import key_of, uniform
+from paceenv.sim.engine.draws import bits32, key_of, quantile, uniform
 from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, NO_INCAST, View
-from paceenv.sim.engine.program import length_factor, transfer_factor
+from paceenv.sim.engine.program import length_factor
 from paceenv.sim.reference.flows import Flow, Links, Process
 
 TAIL = "tail"
@@ -148,17 +148,23 @@ class Step:
         else:
             alone_s = one.use.alone_s
             if not self._is_measured:
-                alone_s *= transfer_factor(self._view, transfer.number)
+                alone_s *= self._factor(transfer)
             at_s += alone_s
             if one.share_of and alone_s > 0.0:
                 at_s = yield Flow(alone_s, one.share_of, weight=one.use.weight)
             self._moved(transfer, at_s)
 
+    def _factor(self, transfer: Transfer) -> float:
+        """How much longer a transfer takes than on the mean: lognormal with mean 1."""
+        clock, variance = self._view.clock, math.log1p(self._job["transfer_cv"] ** 2)
+        bits = bits32(key_of(clock["key"], draws.TRANSFER, clock["iteration"]), transfer.number)
+        return math.exp(math.sqrt(variance) * quantile(self._view.normal, bits) - 0.5 * variance)
+
     def _moved(self, transfer: Transfer, at_s: float) -> None:
         """A transfer has moved its bytes; what is left is latency."""
         lasts_s = at_s + transfer.one.use.latency_s - transfer.begin_s
         if self._is_measured and transfer.one.start.communicator != TAIL:
-            lasts_s *= transfer_factor(self._view, transfer.number)
+            lasts_s *= self._factor(transfer)
         self._through(transfer, transfer.begin_s + lasts_s)
 
     def _through(self, transfer: Transfer, at_s: float) -> None:
