@@ -19,9 +19,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from paceenv.sim.cluster.program.footprint import UPLINK
 from paceenv.sim.engine import fluid
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
+from paceenv.sim.engine.program_layout import UPLINK
 
 Then = Callable[[float], None]
 """What happens next; it is told when, seconds."""

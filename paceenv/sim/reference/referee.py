@@ -30,18 +30,18 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals, timing
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.footprint import UPLINK, Use
+from paceenv.sim.cluster.program.footprint import Use
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait, lay
 from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine import coupling, layout, measuring, noise
+from paceenv.sim.engine.fluid import NO_WORK
 from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.program_layout import UPLINK
 from paceenv.sim.engine.simulator import Outcome
 from paceenv.sim.reference.flows import Links, tenant_life
 from paceenv.sim.reference.ranks import TAIL, Rank, Step
 
 Array = NDArray[np.float64]
-NO_WORK = 1e-12
-"""Share of the uplink below which a collective meets nobody."""
 WRAPS = np.errstate(over="ignore")
 """The hashes want integers that wrap."""
 

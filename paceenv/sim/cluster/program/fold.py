@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paceenv.sim.cluster.program.footprint import UPLINK, Use
+from paceenv.sim.cluster.program.footprint import Use
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
+from paceenv.sim.engine.program_layout import UPLINK
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather")
 
