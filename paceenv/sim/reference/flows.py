@@ -11,12 +11,13 @@ flow that comes late has ``late_share`` of its weight beside the other's until o
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from itertools import count
 from typing import Any
 
 from paceenv.sim.engine import fluid
@@ -81,7 +82,8 @@ class Links:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.flows: list[Flow] = []
-        self._events: list[tuple[float, Then]] = []
+        self._events: list[tuple[float, int, Then]] = []
+        self._order = count()
 
     def on(self, link: Hashable) -> list[Flow]:
         """Our flows on a link."""
@@ -89,7 +91,7 @@ class Links:
 
     def at(self, at_s: float, then: Then) -> None:
         """Let something happen at a time."""
-        self._events.append((at_s, then))
+        heapq.heappush(self._events, (at_s, next(self._order), then))
 
     def go_on(self, process: Process, at_s: float | None = None) -> None:
         """Let a process begin, or go on at a time."""
@@ -112,7 +114,7 @@ class Links:
     def run(self) -> None:
         """Let time pass until the next thing happens: a flow is through, or it is time for something."""
         divide(self.flows)
-        next_s, then = event = min(self._events, key=itemgetter(0), default=(math.inf, Flow.then))
+        next_s = self._events[0][0] if self._events else math.inf
         first = min(self.flows, key=lambda flow: flow.left_s / flow.rate, default=None)
         wait_s = first.left_s / first.rate if first is not None else math.inf
         is_through = self.now_s + wait_s <= next_s
@@ -121,8 +123,8 @@ class Links:
         for flow in self.flows:
             flow.left_s -= flow.rate * wait_s
         if not is_through:
-            self._events.remove(event)
-            then(next_s)
+            at_s, _, then = heapq.heappop(self._events)
+            then(at_s)
             return
         through = [flow for flow in self.flows if flow is first or flow.left_s <= flow.spent_s]
         self.flows = [flow for flow in self.flows if flow not in through]
@@ -132,7 +134,7 @@ class Links:
     def rewind(self, step_s: float, *, is_shared: bool) -> None:
         """Count time from the end of the step, which took ``step_s``; links that nobody else uses are free by then."""
         self.now_s = (self.now_s if is_shared else min(self.now_s, step_s)) - step_s
-        self._events = [(at_s - step_s, then) for at_s, then in self._events]
+        self._events = [(at_s - step_s, order, then) for at_s, order, then in self._events]
 
 
 def tenant_life(view: View, k: int, links: Links) -> Process:
