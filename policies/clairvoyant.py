@@ -88,7 +88,8 @@ class Clairvoyant:
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
-        can_defer = simulator.batch.program.can_wait_O.any()
+        program = simulator.batch.program
+        can_defer = program is not None and program.can_wait_O.any()
         tried = settings_of(grid([*MECHANISMS, "defer"] if can_defer else MECHANISMS))
         step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, self._horizon * interval_iterations)
         ideal_s_E1 = simulator.batch.jobs["ideal_step_s"][:, None]

@@ -53,7 +53,7 @@ def build_simulator(
     Delays have no limits but ``cap_s``.
     """
     jobs = layout.default_job(len(seeds))
-    jobs["compute_s"] = 1.0
+    jobs["compute_s"], jobs["imbalance_skew"] = 1.0, skewness
     for name, value in job.items():
         jobs[name] = value
     jobs["ideal_step_s"] = ideal_step_s(jobs)
@@ -62,7 +62,7 @@ def build_simulator(
         usual = {"rate_cap": 1.0, "weight": 1.0, "ranks": 1.0, "pause_periods": 1.0, "late_share": 1.0}
         for name, value in (usual | tenant).items():
             records[name][:, k] = value
-    batch = JobBatch(jobs, records, ranks, groups, np.full(len(seeds), skewness))
+    batch = JobBatch(jobs, records, ranks, groups)
     return Simulator(batch, episode_keys(list(seeds)), threads, replace(OPEN, cap_s=cap_s))
 
 

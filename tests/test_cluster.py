@@ -12,7 +12,7 @@ from scipy import stats
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, derive, draw_index, edges
+from paceenv.sim.cluster.derive import ClusterMix, derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -45,7 +45,7 @@ def test_noise_reaches_the_engine_under_its_own_name() -> None:
     }  # fmt: skip
     batch = derive(cluster(noise=noise | {"imbalance_skew": 1.3}), episode_keys([0]))
     assert {name: batch.jobs[name][0] for name in noise} == noise
-    assert batch.skewness_E.tolist() == [1.3]
+    assert batch.jobs["imbalance_skew"].tolist() == [1.3]
     missing = set(Cluster.model_fields["noise"].annotation.model_fields) - set(noise) - {"imbalance_skew"}  # type: ignore[union-attr]
     assert not missing, "a new noise type must reach the engine"
 
@@ -88,11 +88,11 @@ def test_power_law_grows_with_nodes(nodes: int, expected: float) -> None:
 
 
 def test_mix_draws_by_weight_and_the_same_for_a_key() -> None:
-    keys, edges_C = episode_keys(list(range(4000))), edges(3, [1.0, 3.0, 0.0])
-    which = draw_index(keys, edges_C)
+    keys, mix = episode_keys(list(range(4000))), ClusterMix([cluster()] * 3, [1.0, 3.0, 0.0])
+    which = mix.draw(keys)
     assert np.mean(which == 0) == pytest.approx(0.25, abs=0.03)
     assert not (which == 2).any()
-    np.testing.assert_array_equal(draw_index(keys[::-1], edges_C), which[::-1])
+    np.testing.assert_array_equal(mix.draw(keys[::-1]), which[::-1])
 
 
 @pytest.mark.parametrize("other", ["one-job", "three jobs"])
@@ -106,7 +106,7 @@ def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
     )
     parts = [three_jobs if other == "three jobs" else load_cluster(other), two_jobs]
     mix = ClusterMix(parts)
-    which = draw_index(keys, edges(2, None))
+    which = mix.draw(keys)
     mixed = mix.derive(keys, which)
     assert set(which) == {0, 1}
     step_ET = Simulator(mixed, keys).run(pacing.off(30, 1), 20)
@@ -119,7 +119,7 @@ def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
 @pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])
 def test_mix_refuses_weights_that_say_nothing(weights: list[float]) -> None:
     with pytest.raises(InputError, match=r"weights = .* allowed: one non-negative number for each cluster"):
-        edges(2, weights)
+        ClusterMix([cluster(), cluster()], weights)
 
 
 def test_mix_refuses_clusters_of_different_shape() -> None:
@@ -139,13 +139,6 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
         some.with_nodes(0)
     with pytest.raises(InputError, match=r"^--set job\.nodes=-1: job\.nodes = -1"):
         some.changed(["job.nodes=-1"])
-
-
-@pytest.mark.parametrize("name", ["incast-shallow", "all-to-all-shallow"])
-def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
-    data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
-    with pytest.raises(InputError, match="allowed: no tenants"):
-        config_files.parse(Cluster, data, name)
 
 
 def test_a_power_law_may_not_leave_the_range_of_its_quantity_at_any_size() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceenv.cli import application
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive, start
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine import compiled
-from paceenv.sim.engine.program_layout import NO_PROGRAM
-from paceenv.sim.engine.simulator import episode_keys
 
 
 def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,10 +43,3 @@ def test_the_command_line_says_that_it_compiles(
     monkeypatch.setattr(compiled, "is_ready", lambda function: False)
     job.run(job.off(), 1)
     assert capsys.readouterr().err.startswith("paceenv: compiling the engine for this machine")
-
-
-def test_jobs_with_and_without_a_program_are_not_mixed() -> None:
-    """Each kind is compiled apart, so a batch has one."""
-    batch = derive(load_cluster("expert-layers"), episode_keys([0]))
-    with pytest.raises(ValueError, match="has_program of a job does not say whether the batch has a program"):
-        replace(batch, program=NO_PROGRAM)

@@ -56,13 +56,6 @@ def test_delaying_spinning_ranks_cools_the_rank_they_wait_for_and_no_other(simul
 # Checkpoints, failures, restarts
 
 
-def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
-    sim = simulator(checkpoint_iterations=10, checkpoint_s=0.5)
-    step = sim.run(sim.off(), 30)[0]
-    np.testing.assert_allclose(step, np.where(np.arange(1, 31) % 10 == 0, 1.5, 1.0))
-    assert sim.outcome().useful_iterations == 30
-
-
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
     sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)
@@ -70,6 +63,17 @@ def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     useful = useful_step_s(step_ET, sim.outcome())
     assert step_ET.mean() == pytest.approx(1.0)
     assert useful.mean() == pytest.approx(1.0 / (1.0 - 0.002 * 9.5), abs=0.002)
+
+
+def test_a_hot_job_fails_more_often_and_starts_cold(simulator: Make) -> None:
+    """A node that only computes has heat 1 after its first step, and so 1.5 times the rate of a cold one."""
+    rules = {"failure_per_s": 0.02, "failure_heat": 0.5, "warmup_iterations": 3, "warmup_factor": 1.3, "restart_s": 9.0}
+    sim = simulator(range(200), compute_w=400.0, heat_iterations=1.0, **rules)
+    step_ET = sim.run(sim.off(), 1000)
+    assert sim.outcome().failures.sum() / (step_ET % 9.0).sum() == pytest.approx(0.02 * 1.5, rel=0.05)
+    failed = np.flatnonzero(step_ET[0] > 9.0)
+    first = failed[0] if failed[0] < 996 else failed[1]
+    np.testing.assert_allclose(step_ET[0, first + 1 : first + 5] % 9.0, [1.3, 1.3, 1.3, 1.0])
 
 
 def test_the_reward_takes_off_what_a_failure_undoes() -> None:

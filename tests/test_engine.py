@@ -12,8 +12,9 @@ from conftest import EVERY_NOISE
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from paceenv.core import pacing
-from paceenv.sim.engine.simulator import Simulator
+from paceenv.core import pacing, timing
+from paceenv.sim.engine import draws, layout, measuring
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
@@ -116,6 +117,30 @@ def test_stalls_have_their_rate_and_are_exponential(simulator: Make) -> None:
     assert stats.chisquare((extra > 0).sum(axis=(0, 1))).pvalue > 1e-3, "every rank alike"
 
 
+def test_common_persistent_and_imbalance_noise_have_their_laws(simulator: Make) -> None:
+    common, persistent, imbalance = (
+        computed_ETR(simulator(range(300), ranks=8, **noise), 20) - 1.0
+        for noise in ({"common_cv": 0.1}, {"persistent_cv": 0.1}, {"imbalance_cv": 0.1, "skewness": 1.0})
+    )
+    assert (common == common[:, :, :1]).all(), "of all ranks"
+    assert (persistent == persistent[:, :1]).all(), "of all steps"
+    assert stats.kstest(common[:, :, 0].ravel(), stats.norm(scale=0.1).cdf).pvalue > 1e-3
+    assert stats.kstest(persistent[:, 0].ravel(), stats.norm(scale=0.1).cdf).pvalue > 1e-3
+    assert stats.kstest(imbalance.ravel(), stats.pearson3(1.0, scale=0.1).cdf).pvalue > 1e-3
+
+
+def test_all_noise_together_is_what_each_cause_does_alone(simulator: Make) -> None:
+    """Some causes stretch what others add up to; a stall comes on top."""
+    added = [{"jitter_cv": 0.1}, {"imbalance_cv": 0.1, "skewness": 1.0}, {"drift_cv": 0.1, "drift_iterations": 20.0}]
+    slow = {"persistent_cv": 0.1, "slow_ranks": 1, "slow_factor": 1.5}
+    fails = {"fail_slow_share": 0.2, "fail_slow_mean_iterations": 10.0, "fail_slow_factor": 2.0}
+    times, stalls = [{"common_cv": 0.1}, slow, fails], {"stall_rate": 0.05, "stall_mean_s": 0.3}
+    everything = {name: value for cause in (*added, *times, stalls) for name, value in cause.items()}
+    alone = [computed_ETR(simulator(range(9), ranks=8, **cause), 100) for cause in (*added, *times, stalls, everything)]
+    expected = np.prod(alone[3:6], axis=0) * (sum(alone[:3]) - 2.0) + alone[6] - 1.0
+    np.testing.assert_allclose(alone[7], expected, rtol=1e-5)
+
+
 def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_before(simulator: Make) -> None:
     """Every group's by a factor of its own; the compute before it, and what the fluid says, stay as they are."""
     setup: dict[str, Any] = {"ranks": 8, "groups": 4, "jitter_cv": 0.02, "has_barrier": True}
@@ -151,6 +176,41 @@ def test_post_work_episodes_have_share_and_size(simulator: Make, mean_iterations
     assert_mean(together.mean(axis=1), 0.04)
 
 
+# What a rank and a tenant do by themselves
+
+
+def test_a_rank_wakes_up_late_measures_with_errors_and_misses_steps() -> None:
+    job, key, ranks = layout.default_job(1)[0], episode_keys([3])[0], 4000
+    job["late_wake_s"], job["stamp_noise_s"], job["missing_share"] = 0.004, 0.001, 0.1
+    delay_R, rank_FR = np.float32([0.1] * ranks), np.ones((timing.RANK_FIELDS, ranks), np.float32)
+    comm_R, wait_R, aside_FR = np.float32([1.0] * ranks), np.float32([0.0] * ranks), np.zeros_like(rank_FR)
+    with np.errstate(over="ignore"):
+        measuring.keep_missing(job, key, 49, rank_FR, aside_FR)
+        measuring.delay_imperfectly(job, key, 50, delay_R)
+        measuring.blur(job, key, 50, draws.normal_table(), comm_R, wait_R)
+        assert not any(measuring.is_missing(job, key, measuring.FIRST_MISSING - 1, r) for r in range(ranks))
+    missed_R = aside_FR.all(axis=0)
+    assert_mean(missed_R.astype(np.float64), 0.1)
+    np.testing.assert_array_equal(delay_R == 0.0, missed_R, err_msg="no delay after a step that was not measured")
+    assert stats.kstest(delay_R[~missed_R] - 0.1, stats.expon(scale=0.004).cdf).pvalue > 1e-3
+    assert stats.kstest(comm_R - 1.0, stats.norm(scale=0.001).cdf).pvalue > 1e-3
+    assert_mean((wait_R > 0.0).astype(np.float64), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "period_s"),
+    [({}, 1.0), ({"bursty": True}, 1.0), ({"pause_rate": 0.1, "pause_periods": 10.0}, 1.0 + 0.1 * 10.0 / 2.0)],
+    ids=["steady", "bursty", "pausing"],
+)
+def test_a_tenant_keeps_its_period_from_the_start(simulator: Make, changes: Any, period_s: float) -> None:
+    tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, **changes}
+    sim = simulator(range(500), uplink_work_s=1e-6, tenants=[tenant])
+    assert_mean((sim.state.tenant_ENK[:, layout.LEFT_S, 0] > 0.0).astype(np.float64), 0.4 / period_s)
+    sim.run(sim.off(), 100)
+    cycles_s = sim.outcome().time_s.sum() / sim.outcome().tenant_cycles_EK.sum()
+    assert cycles_s == pytest.approx(period_s, rel=0.02)
+
+
 # How a batch is run changes nothing
 
 
@@ -173,21 +233,3 @@ def test_settings_of_a_wrong_shape_are_refused(simulator: Make, shape: tuple[int
     sim = simulator([0, 1], ranks=4)
     with pytest.raises(ValueError, match=r"settings have shape .* expected \(2, 1 or 4"):
         sim.run(np.zeros(shape), 1)
-
-
-# Memory
-
-
-def state_bytes(sim: Simulator) -> int:
-    """Everything the simulator remembers between calls."""
-    return sum(array.nbytes for array in sim.state)
-
-
-@pytest.mark.parametrize("ranks", [512, 5000])
-def test_a_rank_takes_at_most_80_bytes_of_state(simulator: Make, ranks: int) -> None:
-    one, two = simulator(range(1), ranks=ranks, **EVERY_NOISE), simulator(range(2), ranks=ranks, **EVERY_NOISE)
-    twice = simulator(range(1), ranks=2 * ranks, **EVERY_NOISE)
-    fixed = state_bytes(simulator(range(1), ranks=1, **EVERY_NOISE))
-    assert (state_bytes(one) - fixed) / ranks <= 80
-    assert state_bytes(two) == 2 * state_bytes(one), "linear in environments"
-    assert state_bytes(twice) - fixed <= 2.05 * (state_bytes(one) - fixed), "linear in ranks"

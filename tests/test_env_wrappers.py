@@ -1,44 +1,16 @@
-"""Gymnasium's wrappers and Stable-Baselines3's checker on our environments."""
+"""Stable-Baselines3's checker, wrapper and training on our environments."""
 
 from __future__ import annotations
 
-import gymnasium
-import numpy as np
-import pytest
-from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
+from paceenv.envs.pacing_env import PacingEnv
 from paceenv.envs.registration import ENV_ID, register_envs
 
 register_envs()
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_recorded_returns_are_those_of_whole_episodes(mode: AutoresetMode) -> None:
-    """Gymnasium's statistics of episodes against sums of our own rewards."""
-    plain = PacingVectorEnv(3, episode_intervals=4, autoreset_mode=mode, reward="raw")
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(plain)
-    envs.reset(seed=0)
-    envs.action_space.seed(0)
-    total, found = np.zeros(3), 0
-    for _ in range(14):
-        _, reward, _, truncated, info = envs.step(envs.action_space.sample())
-        total += reward
-        if truncated.any():
-            np.testing.assert_allclose(info["episode"]["r"], total)
-            assert info["episode"]["l"].tolist() == [4, 4, 4]
-            total[:] = 0.0
-            found += 1
-            if mode is AutoresetMode.DISABLED:
-                envs.reset(options={"reset_mask": truncated})
-    assert found >= 2
-
-
-# Stable-Baselines3
 
 
 def test_the_checker_of_stable_baselines3_has_nothing_to_say() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
 from paceenv.calibration.job_stamps import read_job
@@ -17,40 +16,14 @@ from paceenv.core import pacing
 from paceenv.core.trace import read_trace
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.sim.engine import fluid, layout
-from paceenv.sim.engine.draws import normal_table
+from paceenv.sim.engine import layout
 from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
-Floats = NDArray[np.float64]
-NOBODY = np.zeros(0, layout.TENANT), np.zeros((layout.TENANT_FIELDS, 0))
-
-
-def finish(arrivals: list[float], work_s: float, alone_s: float = 0.0) -> Floats:
-    """When our groups are through the uplink, in plain Python and without tenants."""
-    job, clock = layout.default_job(1)[0], np.zeros(1, layout.CLOCK)[0]
-    job["uplink_work_s"], job["transfer_alone_s"] = work_s, alone_s
-    arrival_G = np.array(arrivals)
-    out = np.empty(len(arrivals))
-    fluid.share_uplink(job, clock, *NOBODY, normal_table(), np.argsort(arrival_G, kind="stable"), arrival_G, out)
-    return out
 
 
 # Solved by hand
-
-
-def test_a_flow_alone_takes_its_work_or_its_own_links_time() -> None:
-    assert finish([1.0], 0.5).tolist() == [1.5]
-    assert finish([1.0], 0.5, 0.75).tolist() == [1.75]
-    assert finish([1.0], 0.0, 0.75).tolist() == [1.75], "nothing leaves the leaf"
-
-
-def test_two_flows_share_from_the_second_one_s_arrival() -> None:
-    # alone for 1 s, then half each: 3 s of work left for the first, then 1 s for the second alone
-    np.testing.assert_allclose(finish([0.0, 1.0], 4.0), [7.0, 8.0])
-    np.testing.assert_allclose(finish([1.0, 0.0], 4.0), [8.0, 7.0], err_msg="whoever comes first")
-    np.testing.assert_allclose(finish([0.0, 5.0], 4.0), [4.0, 9.0], err_msg="the first has left")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +51,6 @@ def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_
 
 SHALLOW, DEEP = 32768 / 14480, 262144 / 14480
 PORT: dict[str, Any] = {"ranks": 8, "incast_kind": GATHER, "incast_flow_s": 0.05, "incast_fit": DEEP}
-
-
-def test_without_loss_a_gather_takes_all_messages_one_after_the_other(simulator: Make) -> None:
-    sim = simulator(**PORT)
-    assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
 
 
 def test_a_shallow_buffer_times_out_as_often_as_its_overflow_says(simulator: Make) -> None:

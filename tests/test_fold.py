@@ -20,14 +20,14 @@ def event_loop(one: Cluster) -> Simulator:
     """A job of the simple kind, event by event on the same noise."""
     batch, has_tenants = derive(one, KEYS), bool(one.tenants)
     jobs = batch.jobs.copy()
-    jobs["has_program"], jobs["has_barrier"] = True, True
+    jobs["has_barrier"] = True
     if one.is_measured:
         plan, use = one_collective(jobs[0], batch.ranks, batch.groups)
     else:
         plan, use = one.plan(), use_of(one.fabric, one.job, has_tenants=has_tenants)
         jobs["compute_s"] = plan.compute_s
     program = tables(plan, use, has_tenants=has_tenants)
-    return Simulator(JobBatch(jobs, batch.tenants_EK, batch.ranks, 1, batch.skewness_E, program), KEYS)
+    return Simulator(JobBatch(jobs, batch.tenants_EK, batch.ranks, 1, program), KEYS)
 
 
 @pytest.mark.parametrize(

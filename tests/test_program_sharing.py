@@ -5,12 +5,10 @@ All by hand, in both engines. Four ranks on links of 100 Gb/s; an operation of 0
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, use
@@ -86,15 +84,3 @@ def test_side_by_side(fabric: dict[str, Any], all_reduce_s: float, all_to_all_s:
 def test_flows(op: Any, members: list[int], expected: int) -> None:
     tiers = Tiers(4, 2, 4, 1, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     assert use(tiers, op, members, 1e6).flows == expected
-
-
-@pytest.mark.parametrize(("key", "value"), [("efficiency", {"all_reduce": 0.5}), ("sharing", "flows")])
-def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:
-    data: dict[str, Any] = {
-        "name": "one",
-        "job": {"nodes": 4, "compute_s": 0.1, "gradient_bytes": 1e9},
-        "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": 1e3},
-    }
-    one = config_files.parse(Cluster, data, "test")
-    with pytest.raises(InputError, match=f"allowed: fabric.{key} by default without a workload or a program"):
-        one.changed([f"fabric.{key}={json.dumps(value)}"])

@@ -60,28 +60,10 @@ def test_both_engines_agree_on_every_shipped_cluster(name: str, iterations: int)
 # Jobs with one collective a step
 
 choose = st.sampled_from
-noises = st.fixed_dictionaries(
-    {
-        "jitter_cv": choose([0.0, 0.02, 0.05]),
-        "common_cv": choose([0.0, 0.01]),
-        "imbalance_cv": choose([0.0, 0.05]),
-        "imbalance_skew": choose([0.0, 1.0]),
-        "persistent_cv": choose([0.0, 0.02]),
-        "slow_ranks": st.integers(0, 1),
-        "slow_factor": choose([1.0, 1.3]),
-        "fail_slow_share": choose([0.0, 0.05]),
-        "fail_slow_mean_iterations": st.just(10.0),
-        "fail_slow_factor": st.just(1.3),
-        "drift_cv": choose([0.0, 0.02]),
-        "drift_iterations": st.just(20.0),
-        "stall_rate": choose([0.0, 0.01]),
-        "stall_mean_s": st.just(0.05),
-        "transfer_cv": choose([0.0, 0.1]),
-        "late_wake_s": choose([0.0, 0.004]),
-        "stamp_noise_s": choose([0.0, 0.001]),
-        "missing_share": choose([0.0, 0.1]),
-    }
-)
+NOISE = {"jitter_cv": 0.05, "common_cv": 0.01, "imbalance_cv": 0.05, "persistent_cv": 0.02, "slow_ranks": 1}
+NOISE |= {"slow_factor": 1.3, "fail_slow_share": 0.05, "fail_slow_mean_iterations": 10.0, "fail_slow_factor": 1.3}
+NOISE |= {"drift_cv": 0.02, "drift_iterations": 20.0, "stall_rate": 0.01, "stall_mean_s": 0.05, "transfer_cv": 0.1}
+UNSURE = {"late_wake_s": 0.004, "stamp_noise_s": 0.001, "missing_share": 0.1}
 POWER = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 10.0}
 RELIABILITY = {"checkpoint_iterations": 8, "checkpoint_s": 0.2, "mtbf_iterations": 60.0, "restart_s": 2.0}
 RELIABILITY |= {"failure_heat": 0.5, "warmup_iterations": 3, "warmup_factor": 1.3}
@@ -101,7 +83,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
     fabric: dict[str, Any] = {"nodes_per_leaf": draw(choose([1, 2, 3, 4]))}
     fabric |= {"uplink_gbps": NIC_GBPS * draw(choose([0.5, 1.0, 2.0, 8.0])), "latency_us": draw(choose([0.0, 50.0]))}
     fabric |= {"late_share": draw(choose([1.0, 0.8])), "barrier_us": 100.0 * barrier}
-    more: dict[str, Any] = {"noise": draw(noises), "power": draw(choose([{}, POWER])), "tenants": []}
+    more: dict[str, Any] = {
+        "noise": draw(choose([{}, NOISE, UNSURE, NOISE | UNSURE])),
+        "power": draw(choose([{}, POWER])),
+        "tenants": [],
+    }
     payload_bytes = draw(st.floats(0.02, 0.25)) * NIC_BPS
     if kind != "all_reduce":
         job |= {"collective": kind}
@@ -215,5 +201,4 @@ def test_a_cluster_as_drawn_derives_to_the_same_records() -> None:
     whole, fixed = derive(config, keys_E), derive(drawn(config, keys_E[0]), episode_keys([99]))
     np.testing.assert_array_equal(fixed.jobs, whole.jobs)
     np.testing.assert_array_equal(fixed.tenants_EK, whole.tenants_EK)
-    np.testing.assert_array_equal(fixed.skewness_E, whole.skewness_E)
     assert drawn(config, keys_E[0]) != drawn(config, episode_keys([8])[0])

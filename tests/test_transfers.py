@@ -169,7 +169,7 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     for name in ("jitter_cv", "common_cv", "imbalance_cv"):
         assert b["compute_s"] * b[name] == pytest.approx(math.sqrt(4) * a["compute_s"] * a[name]), name
     assert (b["stall_rate"], b["drift_iterations"]) == (4 * a["stall_rate"], a["drift_iterations"] / 4)
-    assert (one.skewness_E[0], four.skewness_E[0]) == (1.0, 0.5)
+    assert (one.jobs["imbalance_skew"][0], four.jobs["imbalance_skew"][0]) == (1.0, 0.5)
     assert b["transfer_alone_s"] == a["transfer_alone_s"]
     some = cluster(synchronization={"sync_period": 4})
     assert some.samples_per_step == 4 * cluster().samples_per_step
@@ -210,6 +210,8 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
 
 # Impossible clusters
 
+TENANT = {"period_ratio": 1.0, "comm_share": 0.3}
+
 
 @pytest.mark.parametrize(
     ("sections", "rule"),
@@ -218,6 +220,10 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
         ({"fabric": {"oversubscription": 2.0}}, "one of uplink_gbps and oversubscription"),
         ({"fabric": {"uplink_gbps": None}}, "one of uplink_gbps and oversubscription"),
         ({"job": {"collective": "gather", "overlap": 0.5}}, "job.overlap and job.tail_bytes 0 for a gather"),
+        ({"job": {"collective": "gather"}, "tenants": [TENANT]}, "no tenants with a gather or an all_to_all"),
+        ({"job": {"collective": "all_to_all"}, "tenants": [TENANT]}, "no tenants with a gather or an all_to_all"),
+        ({"fabric": {"sharing": "flows"}}, "fabric.sharing by default without a workload or a program"),
+        ({"fabric": {"efficiency": {"send": 0.5}}}, "fabric.efficiency by default without a workload or a program"),
         ({"job": {"compute_s": None}}, "job.compute_s"),
         ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),
         ({"job": {"barrier": True}, "synchronization": {"staleness": 1}}, "synchronization.staleness 0 with a barrier"),

@@ -73,7 +73,7 @@ def _rates(clusters: dict[str, Cluster], mechanism: str, threshold: float, windo
     calls, units = dict[str, Callable[[], object]](), dict[str, int]()
     for name, cluster in clusters.items():
         one = start(cluster, [0])
-        updates = len(one.batch.program.kind_I) or cluster.ranks
+        updates = cluster.ranks if one.batch.program is None else len(one.batch.program.kind_I)
         iterations = max(CALL_UPDATES // updates, 2)
         calls[name], units[name] = partial(one.run, settings, iterations), updates * iterations
     return measure(calls, units, turns=7)

@@ -20,7 +20,7 @@ from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
+from paceenv.sim.cluster.derive import ClusterMix
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
@@ -110,10 +110,10 @@ class EpisodeBatch:
             raise InputError("clusters: none given; allowed: at least one")
         self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
         self.names_C = np.array([cluster.name for cluster in self.clusters], object)
-        self._mix, self._threads, self._keeps_stamps = ClusterMix(self.clusters), threads, keeps_stamps
+        self._mix = ClusterMix(self.clusters, rules.weights)
+        self._threads, self._keeps_stamps = threads, keeps_stamps
         self.simulators: list[Simulator] = []
         self._recording: Recording | None = None
-        self._edges = edges(len(self.clusters), rules.weights)
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
         self.keys_E = np.zeros(environments, np.uint64)
@@ -146,7 +146,7 @@ class EpisodeBatch:
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.keys_E[which] = keys
-        self.cluster_E[which] = draw_index(keys, self._edges)
+        self.cluster_E[which] = self._mix.draw(keys)
         self._start(which, (PACED, UNPACED) if self.rules.has_copy and self._passive_of is None else (PACED,))
         if self._passive_of is not None:
             self._look_up_passive(which, self._passive_of)

@@ -74,5 +74,6 @@ def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
 def _sample_flops(workload: Workload) -> float:
     """Forward and backward of one sample, with what backward repeats."""
     model = workload.model
-    again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}[workload.recompute]
-    return model.flops + model.layers * again
+    layer_flops = sum(tensor.flops for tensor in model.layer_tensors())
+    again = {"none": 0.0, "selective": model.attention_flops, "full": layer_flops / 3.0}[workload.recompute]
+    return 3.0 * model.head_flops + model.layers * (layer_flops + again)

@@ -50,12 +50,6 @@ class Transformer(Config):
         return self.mlp_hidden or 4 * self.hidden
 
     @property
-    def layer_parameters(self) -> int:
-        """Four attention matrices, two of the MLP, their biases, and two layer norms."""
-        h, m = self.hidden, self.mlp
-        return 4 * h * h + 2 * h * m + 9 * h + m
-
-    @property
     def embedding_parameters(self) -> int:
         """The token embedding; the output layer is as large, and the same one if tied."""
         return self.vocab * self.hidden
@@ -65,33 +59,17 @@ class Transformer(Config):
         return (self.sequence if self.positions is None else self.positions) * self.hidden
 
     @property
-    def parameters(self) -> int:
-        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        return self.layers * self.layer_parameters + embeddings + self.position_parameters + 2 * self.hidden
-
-    @property
     def attention_flops(self) -> float:
         """Forward FLOPs of a layer's scores and weighted sums for one sample: ``4 s^2 h``, not halved by causality."""
         return 4.0 * self.sequence**2 * self.hidden
-
-    @property
-    def layer_flops(self) -> float:
-        """Forward FLOPs of one layer for one sample: two per weight and token, and attention."""
-        weights = 4 * self.hidden**2 + 2 * self.hidden * self.mlp
-        return 2.0 * self.sequence * weights + self.attention_flops
 
     @property
     def head_flops(self) -> float:
         """Forward FLOPs of the output layer for one sample."""
         return 2.0 * self.sequence * self.embedding_parameters
 
-    @property
-    def flops(self) -> float:
-        """Forward and backward of one sample, FLOPs: ``6 N s + 12 L h s^2``, N without embeddings only looked up."""
-        return (1.0 + BACKWARD) * (self.layers * self.layer_flops + self.head_flops)
-
     def layer_tensors(self) -> list[Tensor]:
-        """Of one layer, from output to input; norms and biases go with their matrices."""
+        """Of one layer, from output to input: the MLP, then attention; norms and biases go with their matrices."""
         h, m, per_weight = self.hidden, self.mlp, 2.0 * (1.0 + BACKWARD) * self.sequence
         return [
             Tensor(h * m + h, per_weight * h * m),

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.sim.cluster.environment import Noise
 from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
@@ -62,59 +63,39 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     return Cluster.model_validate(numbers(apart))
 
 
-def _derive(cluster: Cluster, program: Program, draw: Draw, E: int, tenants: int | None) -> JobBatch:
+def _derive(cluster: Cluster, program: Program | None, draw: Draw, E: int, tenants: int | None) -> JobBatch:
     # the order of the draws below is part of every config's results
     jobs = layout.default_job(E)
     jobs["compute_s"] = draw(cluster.job.compute_s)
     payload_bytes = draw(cluster.job.gradient_bytes)
     _communicate(cluster, draw, jobs, payload_bytes)
     jobs["barrier_s"] = np.asarray(draw(cluster.fabric.barrier_us)) * 1e-6 * cluster.barrier
-    for name in _NOISE:
+    for name in sorted(Noise.model_fields, key="imbalance_skew".__eq__):  # which is drawn last
         value = getattr(cluster.noise, name)
-        jobs[name] = value if isinstance(value, int) else draw(value)
-    jobs["transfer_cv"] = draw.named("noise.transfer_cv", cluster.noise.transfer_cv)
-    for name in ("late_wake_s", "stamp_noise_s", "missing_share"):
-        jobs[name] = draw.named(f"noise.{name}", getattr(cluster.noise, name))
-    skewness = draw(cluster.noise.imbalance_skew)
+        if name in _DRAWN_BY_NAME:
+            jobs[name] = draw.named(f"noise.{name}", value)
+        else:
+            jobs[name] = value if isinstance(value, int) else draw(value)
     work = cluster.post_collective_work
     jobs["post_work_groups"], jobs["post_work_s"] = work.groups, draw(work.work_s)
-    jobs["post_work_share"], jobs["post_work_mean_iterations"] = (
-        draw(work.share),
-        draw(work.mean_iterations),
-    )
-    jobs["post_work_episode_s"] = draw(work.episode_s)
-    jobs["post_work_spread"] = draw(work.episode_spread)
+    jobs["post_work_share"], jobs["post_work_mean_iterations"] = draw(work.share), draw(work.mean_iterations)
+    jobs["post_work_episode_s"], jobs["post_work_spread"] = draw(work.episode_s), draw(work.episode_spread)
     if cluster.power.compute_w != 0.0:
         for name in ("compute_w", "wait_w", "delay_w", "heat_slowdown", "heat_iterations"):
             jobs[name] = draw.named(f"power.{name}", getattr(cluster.power, name))
     jobs["ranks_per_node"] = cluster.job.ranks_per_node
     jobs["staleness"] = cluster.synchronization.staleness
-    skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
-    if not cluster.has_program:
+    _synchronize(jobs, cluster.synchronization.sync_period)
+    jobs["imbalance_skew"] = np.round(jobs["imbalance_skew"], 2)
+    if program is None:
         jobs["ideal_step_s"] = ideal_step_s(jobs, cluster.groups)
     else:
         jobs["ideal_step_s"] = program_alone_s(program, float(jobs["compute_s"][0])) + jobs["barrier_s"]
     _fail(cluster, draw, jobs)
-    skewness_E = np.broadcast_to(np.round(skewness, 2), E).astype(np.float64)
-    tenants_EK = _tenants(cluster, draw, jobs, tenants)
-    return JobBatch(jobs, tenants_EK, cluster.ranks, cluster.groups, skewness_E, program)
+    return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), cluster.ranks, cluster.groups, program)
 
 
-_NOISE = (
-    "jitter_cv",
-    "common_cv",
-    "persistent_cv",
-    "slow_ranks",
-    "slow_factor",
-    "imbalance_cv",
-    "fail_slow_share",
-    "fail_slow_mean_iterations",
-    "fail_slow_factor",
-    "drift_cv",
-    "drift_iterations",
-    "stall_rate",
-    "stall_mean_s",
-)
+_DRAWN_BY_NAME = ("transfer_cv", "late_wake_s", "stamp_noise_s", "missing_share")
 
 
 def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
@@ -122,7 +103,8 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     job, fabric, folded = cluster.job, cluster.fabric, cluster.folded
     jobs["has_barrier"] = cluster.barrier
     if cluster.has_program:
-        jobs["has_program"], jobs["compute_s"], jobs["length_cv"] = True, cluster.plan().compute_s, cluster.length_cv
+        jobs["compute_s"] = cluster.plan().compute_s
+        jobs["length_cv"] = cluster.program.length_cv if cluster.program is not None else 0.0
         return
     if folded is not None:
         jobs["compute_s"], jobs["tail_s"] = folded.compute_s, folded.tail_s
@@ -152,8 +134,8 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["incast_buffered_s"] = buffered * jobs["incast_flow_s"]
 
 
-def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
-    """Local SGD: one engine step becomes the K steps between two synchronizations; returns the imbalance's skewness.
+def _synchronize(jobs: NDArray[np.void], every: int) -> None:
+    """Local SGD: one engine step becomes the K steps between two synchronizations.
 
     Exact for noise that is independent from step to step: K times the mean, 1/sqrt(K) of the relative spread and of the
     skewness. Stalls keep their mean: K times as many, or longer ones where that is more than one a period. An effect
@@ -162,17 +144,16 @@ def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
     period.
     """
     if every == 1:
-        return skewness
+        return
     jobs["compute_s"] *= every
     jobs["overlap_share"] /= every
-    for name in ("jitter_cv", "common_cv", "imbalance_cv"):
+    for name in ("jitter_cv", "common_cv", "imbalance_cv", "imbalance_skew"):
         jobs[name] /= math.sqrt(every)
     stalls = jobs["stall_rate"] * every
     jobs["stall_rate"] = np.minimum(stalls, 1.0)
     jobs["stall_mean_s"] *= np.maximum(stalls, 1.0)
     for name in ("fail_slow_mean_iterations", "drift_iterations", "post_work_mean_iterations", "heat_iterations"):
         jobs[name] = np.maximum(jobs[name] / every, 1.0)
-    return np.asarray(skewness) / math.sqrt(every)
 
 
 def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
@@ -223,30 +204,18 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
     return records
 
 
-def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Where the share of each cluster ends between 0 and 1, ``(C,)``."""
-    share = np.ones(clusters) if weights is None else np.asarray(weights, dtype=np.float64)
-    if share.shape != (clusters,) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
-        raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
-    return np.asarray(np.cumsum(share / share.sum()))
-
-
-def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`."""
-    u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
-    return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
-
-
 def shape_of(cluster: Cluster) -> tuple[int, int, str]:
     """What clusters of one batch share: ranks, process groups, and what decides the program, empty without one."""
     return cluster.ranks, cluster.groups, program_key(cluster)
 
 
 class ClusterMix:
-    """Clusters of which every episode is on one; they must agree in ranks and groups."""
+    """Clusters of which every episode draws one, by their weights; they must agree in ranks and groups."""
 
-    def __init__(self, clusters: Sequence[Cluster]) -> None:
-        first = clusters[0]
+    def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
+        first, share_C = clusters[0], np.ones(len(clusters)) if weights is None else np.asarray(weights, np.float64)
+        if share_C.shape != (len(clusters),) or not (share_C >= 0).all() or not 0 < share_C.sum() < np.inf:
+            raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
         for other in clusters[1:]:
             if (other.ranks, other.groups) != (first.ranks, first.groups):
                 raise InputError(
@@ -259,11 +228,12 @@ class ClusterMix:
                     "allowed: the same for all clusters of a batch with a program"
                 )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
+        self._ends_C = np.cumsum(share_C / share_C.sum())
         self._tenants = max(len(c.tenants) for c in clusters)
         self._fixed: dict[int, JobBatch] = {}
 
     @cached_property
-    def _program(self) -> Program:
+    def _program(self) -> Program | None:
         """Of all clusters; held here, because a simulator goes on with the very tables that it began with."""
         return program_of(self.clusters[0])
 
@@ -278,15 +248,19 @@ class ClusterMix:
             self._fixed[c] = batch.take(np.zeros(1, np.int64))
         return batch
 
+    def draw(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Index of the cluster that each episode draws, ``(E,)``."""
+        u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+        return np.minimum(np.searchsorted(self._ends_C, u, side="right"), len(self.clusters) - 1)
+
     def derive(self, keys_E: NDArray[np.uint64], which: NDArray[np.int64]) -> JobBatch:
         """Parameter records of E episodes; ``which`` is the index of the cluster of each, ``(E,)``."""
         if len(self.clusters) == 1:
             return self._derive(0, keys_E)
         jobs = np.zeros(len(keys_E), layout.JOB)
         tenants_EK = np.zeros((len(keys_E), self._tenants), layout.TENANT)
-        skewness_E = np.zeros(len(keys_E))
         for c in np.unique(which):
             at = np.flatnonzero(which == c)
             part = self._derive(c, keys_E[at])
-            jobs[at], tenants_EK[at], skewness_E[at] = part.jobs, part.tenants_EK, part.skewness_E
-        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E, self._program)
+            jobs[at], tenants_EK[at] = part.jobs, part.tenants_EK
+        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, self._program)

@@ -202,11 +202,6 @@ class Cluster(Config):
         """Whether a step is more than the simple kind, so that the engine runs it event by event."""
         return not self.is_measured and self.folded is None
 
-    @property
-    def length_cv(self) -> float:
-        """Variation of the length of a micro-batch in a program."""
-        return self.program.length_cv if self.program is not None else 0.0
-
     def plan(self) -> StepPlan:
         """What every rank does in a step, as typed by hand or as the workload says; not of a job described by times."""
         if self.program is not None:

@@ -76,24 +76,14 @@ class Workload(Config):
         return self.micro_batch * self.model.sequence * self.model.hidden * BYTES[self.activation_dtype]
 
     def stage_parameters(self, stage: int) -> float:
-        """Parameters of one GPU of a pipeline stage, before any sharding over replicas.
-
-        Layer norms and biases count as cut by tensor parallelism, which they are not: less than 0.1 %.
-        """
-        model, p = self.model, self.pipeline_parallel
-        total = model.layers // p * model.layer_parameters
-        if stage == 0:
-            total += model.embedding_parameters + model.position_parameters
-        if stage == p - 1:
-            total += 2 * model.hidden
-            if p > 1 or not model.tied_embeddings:
-                total += model.embedding_parameters
-        return total / self.tensor_parallel
+        """Parameters of one GPU of a pipeline stage, before any sharding over replicas."""
+        return sum(tensor.parameters for tensor in self.gradients(stage))
 
     def gradients(self, stage: int) -> list[Tensor]:
         """Gradients of one GPU of a stage as backward makes them ready, from output to input.
 
-        Flops are of the whole stage. A tied embedding is only complete at the end.
+        Flops are of the whole stage. A tied embedding is only complete at the end. Layer norms and biases count as cut
+        by tensor parallelism, which they are not: less than 0.1 %.
         """
         model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
         tensors = [Tensor(n / t, flops) for n, flops in model.layer_tensors()] * (model.layers // p)

@@ -110,7 +110,7 @@ def _starts_away_s(clock: Any, tenants: Any, k: int) -> float:
     return float(rest * period_s + tenants[k]["compute_s"])
 
 
-def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int, normal: Any) -> float:
+def next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int, normal: Any) -> float:
     """How long tenant ``k`` computes before its next transfer, seconds."""
     tenant[CYCLES, k] += 1.0
     key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
@@ -128,7 +128,7 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
     return float(compute_s)
 
 
-def _transfer_work_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int) -> float:
+def transfer_work_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int) -> float:
     """How much tenant ``k`` transfers now, seconds of the whole uplink; exponential for a bursty one."""
     work_s = tenants[k]["uplink_work_s"]
     if tenants[k]["bursty"]:
@@ -217,10 +217,10 @@ def tenant_goes_on(
         left = tenant[LEFT_S, k] - moved_s
         if left <= 1e-12 * tenants[k]["uplink_work_s"]:
             left = 0.0
-            tenant[NEXT_S, k] = now_s + _next_compute_s(clock, tenants, tenant, k, normal)
+            tenant[NEXT_S, k] = now_s + next_compute_s(clock, tenants, tenant, k, normal)
         tenant[LEFT_S, k] = left
     elif tenant[NEXT_S, k] <= now_s:
-        tenant[LEFT_S, k] = _transfer_work_s(clock, tenants, tenant, k)
+        tenant[LEFT_S, k] = transfer_work_s(clock, tenants, tenant, k)
         return True
     return False
 

@@ -227,7 +227,7 @@ def run(
         for g in range(groups):
             order_G[g] = g
         for t in range(iterations):
-            draw_compute(view, scratch)
+            draw_compute(view, scratch, program is not None)
             if heat.shape[1] > 0 or can_stop:
                 slow_down(view, scratch)
             compute_s = total(compute_R, ranks) if has_power else 0.0

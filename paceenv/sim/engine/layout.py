@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.pacing import MECHANISMS
+from paceenv.core.timing import RANK_FIELDS
+
 JOB = np.dtype(
     [
         ("compute_s", "f8"),
@@ -23,6 +26,7 @@ JOB = np.dtype(
         ("slow_ranks", "i8"),
         ("slow_factor", "f8"),
         ("imbalance_cv", "f8"),
+        ("imbalance_skew", "f8"),
         ("imbalance_table", "i8"),
         ("fail_slow_share", "f8"),
         ("fail_slow_mean_iterations", "f8"),
@@ -68,8 +72,6 @@ JOB = np.dtype(
         ("warmup_iterations", "i8"),
         ("warmup_factor", "f8"),
         ("ideal_step_s", "f8"),
-        ("has_program", "?"),
-        ("bytes_scale", "f8"),
         ("length_cv", "f8"),
     ],
     align=True,
@@ -77,8 +79,8 @@ JOB = np.dtype(
 """Parameters of one job. ``transfer_alone_s`` is the time of a group's collective on its own links. ``uplink_work_s``
 is the part of it that occupies the shared uplink, in seconds of the whole uplink. A random factor with coefficient of
 variation ``transfer_cv``, drawn for each group and iteration, stretches the time of the fluid. ``imbalance_table``
-indexes the quantile tables. ``ideal_step_s`` is the step without noise and other jobs: the
-reference of reward and reports.
+indexes the quantile tables, one for each ``imbalance_skew`` of a batch. ``ideal_step_s`` is the step without noise and
+other jobs: the reference of reward and reports.
 
 A delay lasts longer than decided by an exponential time of mean ``late_wake_s``. What a rank measures has a normal
 error of ``stamp_noise_s``. A rank cannot measure a step with probability ``missing_share``.
@@ -92,9 +94,8 @@ uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its 
 ``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``. It
 leaves a gather when what is left of its message, ``incast_buffered_s`` of the port's time, fits its send buffer.
 
-With ``has_program``, which all jobs of a batch have or none, the step is the batch's program in place of one
-collective: its compute times are shares of ``compute_s``, its transfers take ``bytes_scale`` times as long, and the
-length of a micro-batch varies by ``length_cv``.
+Where the step is a program, its compute times are shares of ``compute_s``, and the length of a micro-batch varies by
+``length_cv``.
 
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
@@ -321,6 +322,13 @@ def zeros(fields: type[Any], sizes: Mapping[str, int]) -> Any:
     return fields(*arrays)
 
 
+def scratch(ranks: int, groups: int) -> Scratch:
+    """What one job works in."""
+    sizes = {"R": ranks, "G": groups, "J": ranks, "F": RANK_FIELDS, "M": len(MECHANISMS), "2": 2}
+    room: Scratch = zeros(Scratch, sizes)
+    return room
+
+
 def default_job(environments: int) -> NDArray[np.void]:
     """``JOB`` records ``(E,)`` with every noise and every coupling off; the caller sets what it wants."""
     jobs = np.zeros(environments, JOB)
@@ -331,5 +339,5 @@ def default_job(environments: int) -> NDArray[np.void]:
     jobs["drift_iterations"] = 1.0
     jobs["ranks_per_node"] = 1
     jobs["heat_iterations"] = 1.0
-    jobs["warmup_factor"] = jobs["bytes_scale"] = 1.0
+    jobs["warmup_factor"] = 1.0
     return jobs

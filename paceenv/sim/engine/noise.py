@@ -165,7 +165,7 @@ def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
         clock["stall_next"] += geometric(uniform(stall_key, STALL, 2), job["stall_rate"])
 
 
-def draw_compute(view: View, scratch: Scratch) -> None:
+def draw_compute(view: View, scratch: Scratch, has_program: bool) -> None:
     """Write every rank's compute time of this iteration, seconds, into ``scratch.compute_R``.
 
     Where the step is a program, its stalls are kept apart, in ``scratch.spare_R``.
@@ -208,8 +208,8 @@ def draw_compute(view: View, scratch: Scratch) -> None:
         relative = compute_R[r] if compute_R[r] > 0.0 else 0.0
         factor = np.float64(factor_R[r])
         compute_R[r] = scale_s * (factor if factor > 0.0 else -slow * factor) * relative
-    if job["has_program"]:  # a stall is at the start of its step and not spread over it
+    if has_program:  # a stall is at the start of its step and not spread over it
         for r in range(ranks):
             spare_R[r] = 0.0
     if job["stall_rate"] > 0.0:
-        add_stalls(job, clock, spare_R if job["has_program"] else compute_R)
+        add_stalls(job, clock, spare_R if has_program else compute_R)

@@ -198,7 +198,7 @@ def work_s(view: View, program: Program, o: int) -> float:
     every = program.every_O[o]
     if every > 1 and (clock["iteration"] + 1) % every != 0:
         return 0.0
-    alone_s = program.alone_O[o] * job["bytes_scale"]
+    alone_s = program.alone_O[o]
     if job["transfer_cv"] > 0.0:
         variance = math.log1p(job["transfer_cv"] ** 2)
         z = quantile(view.normal, bits32(key_of(clock["key"], TRANSFER, clock["iteration"]), o))

@@ -23,7 +23,7 @@ UPLINK = 0
 
 
 class Program(NamedTuple):
-    """The steps of the ranks of a job; read only. Without a program every array is empty."""
+    """The steps of the ranks of a job; read only."""
 
     first_R: NDArray[np.int64]
     """``(R + 1,)``: the first instruction of each rank."""
@@ -152,7 +152,3 @@ def program_room(program: Program, tenants: int) -> ProgramScratch:
     sizes = {"R": ranks, "O": operations, "I": instructions, "L": program.links, "U": len(program.link_U)}
     room: ProgramScratch = zeros(ProgramScratch, sizes | {"X": int(program.first_handed_O[-1]), "K": tenants, "1": 1})
     return room
-
-
-NO_PROGRAM: Program = zeros(Program, dict.fromkeys("RIOUNM", 0))
-"""Of a job with one collective a step."""

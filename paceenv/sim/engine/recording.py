@@ -95,11 +95,6 @@ class ProgramRows:
         self._end_K = np.where(is_transfer_K, 0, at_K)
         self._operation_K, self._is_transfer_K = np.where(is_transfer_K, operation_K, 0), is_transfer_K
 
-    @property
-    def last_seq(self) -> int:
-        """The last place in a step that a row has."""
-        return int(self.seq_K.max())
-
     def times(self, recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
         """Starts and ends of the rows of the first environment, seconds from the end of the step before, and which
         happened, all ``(T, K)``: not transfers that skip an iteration, nor computing that took no time."""
@@ -128,8 +123,8 @@ class RecordingWriter:
         self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
         ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(batch.ranks))
-        self._program = ProgramRows(batch.program) if batch.jobs[0]["has_program"] else None
-        groups = batch.groups if self._program is None else len(batch.program.first_member_N) - 1
+        self._program = None if batch.program is None else ProgramRows(batch.program)
+        groups = batch.groups if batch.program is None else len(batch.program.first_member_N) - 1
         job = {"name": name, "ranks": batch.ranks, "groups": groups}
         self._writer = TraceWriter(path, TraceMetadata(job, ranks, SIMULATOR))
 
@@ -156,7 +151,7 @@ class RecordingWriter:
             if rows is None or one.op not in SUMMARY:
                 payload = one.op in _PAYLOAD_OPS.values()
                 keep_TR = (one.end_TR > one.start_TR) | payload | (one.op in {"compute", "barrier"})
-                seq = one.seq + (rows.last_seq if rows is not None and one.seq else 0)
+                seq = one.seq + (int(rows.seq_K.max()) if rows is not None and one.seq else 0)
                 group = rank_R // self._per_group if payload else -1
                 self._append(keep_TR, begin_T1, one.start_TR, one.end_TR, op=one.op, rank=rank_R, seq=seq, group=group)
         self._now_s += float(step_T.sum())

@@ -22,8 +22,8 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, mix64, normal_table
-from paceenv.sim.engine.layout import Recording, State, Tables
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, program_room
+from paceenv.sim.engine.layout import Recording, State, Tables, View
+from paceenv.sim.engine.program_layout import Program, program_room
 
 _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
@@ -38,31 +38,26 @@ _PADDING = 16
 class JobBatch:
     """What is simulated: parameter records of E jobs that share a number of ranks, groups and tenants.
 
-    ``jobs`` is ``(E,)`` of ``layout.JOB``, ``tenants_EK`` ``(E, K)`` of ``layout.TENANT``; ``skewness_E`` is the
-    skewness of each job's data imbalance, from which the quantile tables are made. ``program`` is the step of all of
-    them.
+    ``jobs`` is ``(E,)`` of ``layout.JOB``, ``tenants_EK`` ``(E, K)`` of ``layout.TENANT``. ``program`` is the step of
+    all of them; without one it is a collective of each group.
     """
 
     jobs: NDArray[np.void]
     tenants_EK: NDArray[np.void]
     ranks: int
     groups: int
-    skewness_E: NDArray[np.float64]
-    program: Program = NO_PROGRAM
+    program: Program | None = None
 
     def __post_init__(self) -> None:
         if self.ranks % self.groups:
             raise ValueError(f"{self.ranks} ranks cannot form {self.groups} equal groups")
-        if (self.jobs["has_program"] != (len(self.program.kind_I) > 0)).any():
-            raise ValueError("has_program of a job does not say whether the batch has a program")
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     def take(self, which: NDArray[np.int64]) -> JobBatch:
         """The jobs ``which``, in that order, repeats allowed."""
-        rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
-        return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
+        return replace(self, jobs=self.jobs[which], tenants_EK=self.tenants_EK[which])
 
 
 @dataclass(frozen=True)
@@ -129,6 +124,7 @@ class Simulator:
     threads: int = 1
     limits: Limits = LIMITS
     state: State = field(init=False)
+    tables: Tables = field(init=False)
 
     def __post_init__(self) -> None:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
@@ -164,28 +160,27 @@ class Simulator:
             self.state = self.state._replace(start_ER=np.zeros((E, ahead), np.float32))
 
     def _make_tables(self) -> None:
-        skewness, index = np.unique(self.batch.skewness_E, return_inverse=True)
+        skewness, index = np.unique(self.batch.jobs["imbalance_skew"], return_inverse=True)
         imbalance = np.array([gamma_table(float(s)) for s in skewness]).reshape(-1, TABLE_SIZE)
         self.batch.jobs["imbalance_table"] = index
         limits_4 = np.array(self.limits.numbers())
-        self._tables = Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), imbalance, limits_4)
+        self.tables = Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), imbalance, limits_4)
 
     def reset(self, which: NDArray[np.int64], keys: NDArray[np.uint64], batch: JobBatch | None = None) -> None:
         """Start new episodes."""
         if batch is not None:
             if batch.program is not self.batch.program:
                 raise ValueError("new jobs with another program; allowed: the program of the simulator's jobs")
-            tables = self.batch.jobs["imbalance_table"][which]
+            before = self.batch.jobs[which]
             self.batch.jobs[which] = batch.jobs
-            self.batch.jobs["imbalance_table"][which] = tables
+            self.batch.jobs["imbalance_table"][which] = before["imbalance_table"]
             self.batch.tenants_EK[which] = batch.tenants_EK
             self._make_room()
-            if not np.array_equal(self.batch.skewness_E[which], batch.skewness_E):
-                self.batch.skewness_E[which] = batch.skewness_E
+            if not np.array_equal(before["imbalance_skew"], batch.jobs["imbalance_skew"]):
                 self._make_tables()
         self.keys_E[which] = keys
         self.state.clocks["key"][which] = keys
-        compiled.reset(which, self._tables, self.state)
+        compiled.reset(which, self.tables, self.state)
 
     def run(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
@@ -248,6 +243,13 @@ class Simulator:
         other._rooms = []
         return other
 
+    def view(self, e: int) -> View:
+        """One job, as functions of the kernel take it; what they write is in the state."""
+        jobs, state = self.tables.jobs, self.state
+        job, imbalance = jobs[e], self.tables.imbalance[jobs["imbalance_table"][e]]
+        given = job, state.clocks[e], self.tables.tenants_EK[e], self.tables.normal, imbalance
+        return View(*given, *(of_all[e] for of_all in state[1:]))
+
     def off(self) -> NDArray[np.float64]:
         """Settings for the batch with every mechanism off."""
         return pacing.off(len(self.batch), 1)
@@ -262,24 +264,22 @@ class Simulator:
                 f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)"
             )
         step_ET, program = np.empty((E, iterations)), self.batch.program
-        instructions, operations = len(program.kind_I), len(program.group_O)
+        instructions, operations = (len(program.kind_I), len(program.group_O)) if program is not None else (0, 0)
         columns = (R, R, R, R, G, G, instructions, operations, operations)
         kept = [np.empty((E, iterations, n)) for n in columns] if stamps else [_NO_STAMPS] * len(columns)
         out = Recording(step_ET, *kept)
-        function = compiled.advance_programs if instructions else compiled.advance
+        function = compiled.advance if program is None else compiled.advance_programs
         if not compiled.is_ready(function):
             _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
-        self._spread(function, which, R * iterations, (iterations, self._tables, self.state, settings, out), self._room)
+        self._spread(function, which, R * iterations, (iterations, self.tables, self.state, settings, out), self._room)
         return out
 
     def _room(self, part: int) -> tuple[Any, ...]:
         """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
-            room = (program, program_room(program, tenants)) if len(program.kind_I) else (None, None)
-            R, G = self.batch.ranks, self.batch.groups
-            sizes = {"R": R, "G": G, "J": R, "F": timing.RANK_FIELDS, "M": len(pacing.MECHANISMS), "2": 2}
-            self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))
+            room = None if program is None else program_room(program, tenants)
+            self._rooms.append((layout.scratch(self.batch.ranks, self.batch.groups), program, room))
         return self._rooms[part]
 
     def _spread(

@@ -20,12 +20,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
-
-from paceenv.sim.cluster.program.footprint import UPLINK
-from paceenv.sim.engine import draws
-from paceenv.sim.engine.draws import key_of, quantile, uniform
-from paceenv.sim.reference.chance import ONCE
+from paceenv.sim.engine import fluid
+from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
+from paceenv.sim.engine.program_layout import UPLINK
 
 Then = Callable[[float], None]
 """What happens next; it is told when, seconds."""
@@ -140,49 +137,18 @@ class Links:
         self._events = [(at_s - step_s, order, then) for at_s, order, then in self._events]
 
 
-class Tenant:
-    """The k-th other job: it computes as long as the slowest of its ranks, transfers over the uplink, computes again.
+def tenant_life(view: View, k: int, links: Links) -> Process:
+    """What the k-th other job does: it computes, transfers over the uplink, computes again.
 
-    ``record`` is one of ``layout.TENANT``. It starts at any point of its period; or in a pause, of which it has had
-    more the longer it is.
+    How long, and where in its period it starts, is drawn by the engine (``fluid``), which counts its cycles.
     """
-
-    def __init__(self, record: Any, key: np.uint64, k: int, links: Links) -> None:
-        self._record, self._key, self._k, self._links, self.cycles = record, key, k, links, 0
-        links.go_on(self._live())
-
-    def _uniform(self, place: int) -> float:
-        """A draw of its present cycle."""
-        key = key_of(self._key, draws.TENANT, self.cycles)
-        return uniform(key, draws.TENANT, draws.PER_TENANT * self._k + place)
-
-    def _live(self) -> Process:
-        record, left, away = self._record, 0.0, 0.0
-        alone_s, compute_s = record["uplink_work_s"] / record["rate_cap"], float(record["compute_s"])
-        period_s, first = compute_s + alone_s, ONCE + draws.PER_TENANT * self._k
-        if record["pause_periods"] > 1.0:
-            away = 0.5 * record["pause_rate"] * record["pause_periods"]
-        at_s = uniform(self._key, draws.TENANT, first) * period_s
-        u = uniform(self._key, draws.TENANT, first + 1) * (1.0 + away)
-        until_s = max(compute_s - at_s, 0.0)
-        if u < away:
-            until_s = record["pause_periods"] * (1.0 - math.sqrt(1.0 - u / away)) * period_s + compute_s
-        elif at_s >= compute_s:
-            left = 1.0 - (at_s - compute_s) / alone_s
-        while True:
+    one, (clock, tenants, state) = view.tenants[k], (view.clock, view.tenants, view.tenant)
+    until_s, left_s = float(state[NEXT_S, k]), float(state[LEFT_S, k])
+    while True:
+        if left_s == 0.0:
             yield until_s
-            share = left or (-math.log(self._uniform(1)) if record["bursty"] else 1.0)
-            weight = record["weight"] * (record["late_share"] if self._links.on(UPLINK) else 1.0)
-            takes = {UPLINK: float(record["rate_cap"])}
-            now_s = yield Flow(share * alone_s, takes, weight=weight, tenant=record)
-            self.cycles, left = self.cycles + 1, 0.0
-            until_s = now_s + self._compute_s(period_s)
-
-    def _compute_s(self, period_s: float) -> float:
-        """How long it computes until its next transfer, with a pause now and then."""
-        record, u, pause = self._record, self._uniform(0), self._uniform(2)
-        if record["bursty"]:
-            return float(-record["compute_s"] * math.log(u))
-        slowest = quantile(draws.normal_table(), draws.uniform_bits(u ** (1.0 / record["ranks"])))
-        paused = pause / record["pause_rate"] * record["pause_periods"] if pause < record["pause_rate"] else 0.0
-        return float(record["compute_s"] * max(1.0 + record["jitter_cv"] * slowest, 0.0) + paused * period_s)
+            left_s = fluid.transfer_work_s(clock, tenants, state, k)
+        weight = one["weight"] * (one["late_share"] if links.on(UPLINK) else 1.0)
+        takes = {UPLINK: float(one["rate_cap"])}
+        now_s = yield Flow(left_s / one["rate_cap"], takes, weight=weight, tenant=one)
+        until_s, left_s = now_s + fluid.next_compute_s(clock, tenants, state, k, view.normal), 0.0

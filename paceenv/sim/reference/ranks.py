@@ -25,9 +25,9 @@ from functools import partial
 from paceenv.core import pacing
 from paceenv.sim.cluster.program.program_tables import Compute, Laid, Operation, Row, Start
 from paceenv.sim.engine import draws
-from paceenv.sim.engine.draws import key_of, uniform
-from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, NO_INCAST
-from paceenv.sim.reference.chance import Chance
+from paceenv.sim.engine.draws import bits32, key_of, quantile, uniform
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, NO_INCAST, View
+from paceenv.sim.engine.program import length_factor
 from paceenv.sim.reference.flows import Flow, Links, Process
 
 TAIL = "tail"
@@ -62,10 +62,14 @@ class Transfer:
 
 
 class Step:
-    """Step ``t``, from its beginning to its end. Times in seconds from the end of the one before."""
+    """The step that a job is in, from its beginning to its end. Times in seconds from the end of the one before.
 
-    def __init__(self, laid: Laid, links: Links, chance: Chance, t: int, ranks: Sequence[Rank]) -> None:
-        self._plan, self._links, self._chance, self._job, self._t = laid.plan, links, chance, chance.job, t
+    The time of a measured collective varies as a whole, of transfers in a program only that of their bytes.
+    """
+
+    def __init__(self, laid: Laid, links: Links, view: View, ranks: Sequence[Rank], *, is_measured: bool) -> None:
+        self._plan, self._links, self._view, self._job = laid.plan, links, view, view.job
+        self._is_measured = is_measured
         self.ranks, self.transfers = ranks, list[Transfer]()
         for number, one in enumerate(laid.operations):
             last = self.transfers[-1] if self.transfers else None
@@ -84,7 +88,7 @@ class Step:
             if isinstance(one, Compute):
                 lasts_s = one.seconds / max(self._plan.compute_s, 1e-300) * rank.compute_s
                 if one.micro_batch >= 0:
-                    lasts_s *= self._chance.length(self._t, r, one.micro_batch)
+                    lasts_s *= length_factor(self._view, r, one.micro_batch)
                 rank.computed_s += lasts_s
                 at_s = yield at_s + lasts_s
             elif isinstance(one, Start):
@@ -136,28 +140,31 @@ class Step:
         """What a transfer does."""
         one, job = transfer.one, self._job
         transfer.begin_s = yield at_s
-        if (self._t + 1) % one.start.every != 0:
+        if (self._view.clock["iteration"] + 1) % one.start.every != 0:
             self._through(transfer, at_s)
         elif job["incast_kind"] != NO_INCAST:
             if transfer.messages == 0:
                 self._moved(transfer, max(at_s, transfer.received_s))
         else:
-            alone_s = one.use.alone_s * job["bytes_scale"]
-            if job["has_program"]:
-                alone_s *= self._chance.transfer(self._t, transfer.number)
+            alone_s = one.use.alone_s
+            if not self._is_measured:
+                alone_s *= self._factor(transfer)
             at_s += alone_s
             if one.share_of and alone_s > 0.0:
                 at_s = yield Flow(alone_s, one.share_of, weight=one.use.weight)
             self._moved(transfer, at_s)
 
-    def _moved(self, transfer: Transfer, at_s: float) -> None:
-        """A transfer has moved its bytes; what is left is latency.
+    def _factor(self, transfer: Transfer) -> float:
+        """How much longer a transfer takes than on the mean: lognormal with mean 1."""
+        clock, variance = self._view.clock, math.log1p(self._job["transfer_cv"] ** 2)
+        bits = bits32(key_of(clock["key"], draws.TRANSFER, clock["iteration"]), transfer.number)
+        return math.exp(math.sqrt(variance) * quantile(self._view.normal, bits) - 0.5 * variance)
 
-        The time of a measured collective varies as a whole, of transfers in a program only that of their bytes.
-        """
+    def _moved(self, transfer: Transfer, at_s: float) -> None:
+        """A transfer has moved its bytes; what is left is latency."""
         lasts_s = at_s + transfer.one.use.latency_s - transfer.begin_s
-        if not self._job["has_program"] and transfer.one.start.communicator != TAIL:
-            lasts_s *= self._chance.transfer(self._t, transfer.number)
+        if self._is_measured and transfer.one.start.communicator != TAIL:
+            lasts_s *= self._factor(transfer)
         self._through(transfer, transfer.begin_s + lasts_s)
 
     def _through(self, transfer: Transfer, at_s: float) -> None:
@@ -177,9 +184,9 @@ class Step:
 
     def _send(self, transfer: Transfer, sender: int, receiver: int, at_s: float) -> Process:
         """What a message does. Its sender is through when the rest of it fits the send buffer of its socket."""
-        job, port = self._job, ("port", receiver)
+        job, clock, port = self._job, self._view.clock, ("port", receiver)
         overflow = max(1.0 - float(job["incast_fit"]) / (len(self._links.on(port)) + 1), 0.0)
-        is_lost = uniform(key_of(self._chance.key, draws.INCAST, self._t), receiver, sender) < overflow**3
+        is_lost = uniform(key_of(clock["key"], draws.INCAST, clock["iteration"]), receiver, sender) < overflow**3
         late_s = float(job["incast_timeout_s"]) * is_lost
         rest_s = min(float(job["incast_buffered_s"]), float(job["incast_flow_s"]))
         now_s, transfer.messages = at_s, transfer.messages + 1

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paceenv.sim.cluster.program.footprint import UPLINK, Use
+from paceenv.sim.cluster.program.footprint import Use
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
+from paceenv.sim.engine.program_layout import UPLINK
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -60,7 +61,8 @@ def fold(plan: StepPlan, use: Callable[[Start, Sequence[int]], Use]) -> Folded |
     step_s = _run(role, cost_s)
     if overlap_s > 0.0 and step_s > compute_s + tail_s:  # busy to the end with gaps before: as if they began later
         overlap_s = max(compute_s + reduce_s - step_s, 0.0)
-    uplink_work_s = sum(_uplink_s(uses[one]) for one in starts)
+    taken = [uses[one] for one in starts]
+    uplink_work_s = sum(float(one.share_U[one.link_U == UPLINK].sum()) * one.alone_s for one in taken)
     return Folded(compute_s, overlap_s, reduce_s, uplink_work_s, tail_s, len(groups))
 
 
@@ -77,8 +79,3 @@ def _run(role: Sequence[Instruction], cost_s: dict[Start, float]) -> float:
         else:
             now_s = max(now_s, ends_s[one.number])
     return now_s
-
-
-def _uplink_s(one: Use) -> float:
-    """Seconds of the tier above the leaves that a transfer takes."""
-    return float(one.share_U[one.link_U == UPLINK].sum()) * one.alone_s

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.sim.cluster.collectives import Algorithm, Op, Way, tree_messages, volume
-
-UPLINK = 0
+from paceenv.sim.engine.program_layout import UPLINK
 
 
 class Use(NamedTuple):

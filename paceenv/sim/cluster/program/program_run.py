@@ -9,7 +9,7 @@ from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import tables
 from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine import layout
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
+from paceenv.sim.engine.program_layout import Program
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 MAX_TABLES = 64
@@ -25,13 +25,13 @@ def program_key(cluster: Cluster) -> str:
     return repr(parts) if cluster.has_program else ""
 
 
-def program_of(cluster: Cluster) -> Program:
-    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``.
+def program_of(cluster: Cluster) -> Program | None:
+    """The engine's tables of a cluster; None of one without a program.
 
     Equal clusters get the same object, until so many other programs were asked for that it is forgotten.
     """
     if not cluster.has_program:
-        return NO_PROGRAM
+        return None
     key = program_key(cluster)
     if key not in _TABLES:
         if len(_TABLES) >= MAX_TABLES:
@@ -45,8 +45,8 @@ def program_of(cluster: Cluster) -> Program:
 def program_alone_s(program: Program, compute_s: float) -> float:
     """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links."""
     jobs = layout.default_job(1)
-    jobs["compute_s"], jobs["has_program"], jobs["has_barrier"] = compute_s, True, True
-    batch = JobBatch(jobs, np.zeros((1, 0), layout.TENANT), len(program.first_R) - 1, 1, np.zeros(1), program)
+    jobs["compute_s"], jobs["has_barrier"] = compute_s, True
+    batch = JobBatch(jobs, np.zeros((1, 0), layout.TENANT), len(program.first_R) - 1, 1, program)
     simulator = Simulator(batch, episode_keys([0]))
     recording = simulator.record(simulator.off(), 1)
     if not np.isfinite(recording.through_ETO).all():
