@@ -71,7 +71,7 @@ scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
 	@$(BIN)/python -c "from paceenv.trainers.evaluation.score_table import committed_page as page; \
 		from paceenv.ui.config_files import write_text; write_text('SCORES.md', page())"
 
-released: $(STAMP) ## train the released policy anew (about an hour; goes on where it was), and put it in place
+released: $(STAMP) ## train the released policy anew (about 20 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 
