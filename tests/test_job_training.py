@@ -41,6 +41,13 @@ def test_incast_gets_a_policy_that_gains_what_it_says(tmp_path: Path) -> None:
     assert found.file.provenance["tailored"]["best"] == found.best
 
 
+@pytest.mark.slow
+def test_a_policy_for_a_job_learns_from_that_job_alone() -> None:
+    clusters = [load_cluster("incast-shallow")] * 2
+    learner, _ = job_training._train(clusters, ["stagger"], Limits(), until=0.0, seed=0, on_progress=lambda done: None)
+    assert set(learner.answers[0].cluster_N) == {0, 1}
+
+
 def test_a_job_that_pacing_cannot_help_gets_none() -> None:
     """On a null, and under limits that allow no delay, so that no setting gains anything."""
     none = Limits(cap_share=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,9 @@ def test_a_file_that_somebody_touched_is_left_alone(tmp_path: Path, what: str) -
 
 def test_an_agent_that_is_attached_again_begins_a_new_file(tmp_path: Path) -> None:
     record(tmp_path, 20)
+    time.sleep(0.01)
     record(tmp_path, 7)
     assert [path.stem[-3:] for path in segment_files(tmp_path)] == ["000", "001"]
-    assert merge_trace(RunFolder(tmp_path)).table.num_rows == 3 * 20
+    run = RunFolder(tmp_path)
+    assert merge_trace(run).table.num_rows == 3 * 7
+    assert [("000.pace" in note, "attached before another" in note) for note in run.notes] == [(True, True)]

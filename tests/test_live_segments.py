@@ -19,7 +19,7 @@ from paceenv.core.errors import InputError
 from paceenv.live.observe.batch import ITERATION, OPERATION
 from paceenv.live.record.segments import SCHEMA, flush_bytes, joined, read_segment
 
-HEADER = {"source": "test", "job": {"name": "job"}, "rank": {}}
+HEADER = {"source": "test", "job": {"name": "job"}, "rank": {}, "began_unix_s": 1.5}
 
 
 def flush(tables: bytes, operations: bytes = b"", iterations: bytes = b"") -> bytes:

@@ -72,7 +72,7 @@ def write_merged(folder: RunFolder, path: str | Path) -> int:
     metadata = TraceMetadata({**lowest["job"], **({"agent": says} if says else {})}, entries, lowest["source"])
     with TraceWriter(path, metadata) as writer:
         for rank, shift in shifts.items():  # time 0 is the first start of any rank
-            for _, segment in _read(folder, ranks[rank].paths):
+            for *_, segment in _read(folder, ranks[rank].paths):
                 columns = segment_rows(segment)
                 add_s_R = np.interp(columns["iteration"], *shift) - origin_s
                 columns["start_s"], columns["end_s"] = columns["start_s"] + add_s_R, columns["end_s"] + add_s_R
@@ -131,21 +131,24 @@ def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
     """The ranks of an attempt whose files hold any iteration."""
     ranks = {}
     for rank, paths in folder.segments(attempt).items():
-        of_files, header, first = list[Series](), dict[str, Any](), (0, 0.0)
-        for head, segment in _read(folder, paths):
-            if not of_files:
-                header = {**head, "rank": {**head["rank"], "rank": rank}}
-                first = int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])
-            of_files.append(_ends(segment))
-        if of_files:
-            iteration_T, end_s_T = (np.concatenate([ends[k] for ends in of_files]) for k in range(2))
-            ranks[rank] = _Rank(header, paths, first, (iteration_T, end_s_T))
+        read = []
+        for path, header, segment in _read(folder, paths):
+            first = int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])
+            read.append((path, header, first, _ends(segment)))
+        newest_s = max((header["began_unix_s"] for _, header, *_ in read), default=0.0)
+        for path, header, *_ in read:  # an agent that was attached again counts from 0 again
+            if header["began_unix_s"] < newest_s:
+                folder.note(f"{path}: passed over: of an agent that was attached before another")
+        if read := [row for row in read if row[1]["began_unix_s"] == newest_s]:
+            _, header, first, _ = read[0]
+            ends = tuple(np.concatenate([of_file[k] for *_, of_file in read]) for k in range(2))
+            header = {**header, "rank": {**header["rank"], "rank": rank}}
+            ranks[rank] = _Rank(header, [path for path, *_ in read], first, (ends[0], ends[1]))
     return ranks
 
 
-def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Mapping[str, Any], Batch]]:
-    """Header and content of a rank's files, as far as they hold iterations that go on from the file before."""
-    last = -1
+def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Path, Mapping[str, Any], Batch]]:
+    """The files of a rank, with header and content."""
     for path in paths:
         try:
             header, segment, note = read_segment(path)
@@ -154,9 +157,8 @@ def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Mapping[str, A
             continue
         if note:
             folder.note(note)
-        if int(segment.iterations_T["iteration"][0]) > last:
-            last = int(segment.iterations_T["iteration"][-1])
-            yield header, segment
+        if len(segment.iterations_T):
+            yield path, header, segment
 
 
 def _ends(segment: Batch) -> Series:

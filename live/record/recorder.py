@@ -50,6 +50,7 @@ class TraceRecorder:
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
         self._own: list[Path] = []
+        self._began_unix_s = time.time()
         self._kinds_written = self._marks_written = 0
 
     @property
@@ -94,7 +95,8 @@ class TraceRecorder:
         descriptor = self._open()
         try:
             kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
-            header = {"source": SOURCE, "job": self._job | {"attempt": self.attempt}, "rank": self._rank}
+            job = self._job | {"attempt": self.attempt}
+            header = {"source": SOURCE, "job": job, "rank": self._rank, "began_unix_s": self._began_unix_s}
             content = flush_bytes(batches, kinds, marks, None if self._size else header)
             written = 0
             while written < len(content):  # once, except where a disk is filling up

@@ -112,7 +112,8 @@ def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]
 def _is_header(header: Any) -> bool:
     """Whether it says which job and rank the file is of."""
     named = isinstance(entry(header, "job", "name"), str) and isinstance(entry(header, "source"), str)
-    return named and isinstance(entry(header, "rank"), dict) and entry(header, "schema") == SCHEMA
+    dated = isinstance(entry(header, "began_unix_s"), float)
+    return named and dated and isinstance(entry(header, "rank"), dict) and entry(header, "schema") == SCHEMA
 
 
 def _is_kind(kind: Kind) -> bool:

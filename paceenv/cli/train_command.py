@@ -69,12 +69,12 @@ def train(
         _train_for_job(job, out, seconds, seed or 0, json_)
         return
     path = config_files.find("train", config or "")
-    data = beside(config_files.read_yaml(path), path)
+    data = config_files.read_yaml(path)
     if algorithm is not None:
         data = with_algorithm(data, algorithm)
     for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
         config_files.set_value(data, assignment)
-    resolved = config_files.parse(TrainConfig, data, str(path))
+    resolved = config_files.parse(TrainConfig, beside(data, path), str(path))
     if not resume:
         _refuse_used(out)
     # torch, which a refused config need not wait for

@@ -77,6 +77,9 @@ class DistillLearner(Learner):
             raise out_of_range("distill.always", ", ".join(sorted(both)), allowed, f"config {config.name}")
         shares = environment.shares()
         self.clusters, self.given = [share.load() for share in shares], len(shares)
+        slots, most = self.given + self.section.random_clusters, (CHECK_SEED - FIRST_SEED) >> 16
+        if self.section.random_clusters and self.section.rounds * slots > most:
+            raise out_of_range("distill.rounds", self.section.rounds, f"1 to {most // slots}", f"config {config.name}")
         self.is_null_K = np.array([share.null_case for share in shares])
         self.weight_K = np.array([share.weight for share in shares])
         self.rollout_timesteps = -(-self.config.total_timesteps // self.section.rounds)

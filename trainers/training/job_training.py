@@ -170,7 +170,7 @@ def _train(
     decisions = ROUND_EPISODES * len(clusters) * data["distill"]["episode_intervals"]
     data |= {"name": TAILORED, "description": "", "seed": seed, "selection": None, "sb3": None}
     data |= {"total_timesteps": rounds * decisions}
-    data["distill"] |= {"rounds": rounds, "candidates": CANDIDATES, "always": always}
+    data["distill"] |= {"rounds": rounds, "random_clusters": 0, "candidates": CANDIDATES, "always": always}
     shares = [Case(cluster=cluster) for cluster in clusters]
     data["environment"] |= {"clusters": shares, "suites": [], "mechanisms": mechanisms, "limits": limits, "threads": 1}
     config = TrainConfig.model_validate(data)

@@ -127,7 +127,8 @@ class Distill(Config):
     margins: list[_Weight] = Field(
         [0.05, 0.1, 0.2, 0.4],
         min_length=1,
-        description="% of the step, increasing; the first one is taken with which no training null loses 0.2 %",
+        description="% of the step, increasing; the first one is taken with which none of the training nulls that a "
+        "round tries loses 0.2 %",
     )
     hysteresis: _Weight = Field(0.1, description="% of the step")
 
@@ -158,6 +159,17 @@ class TrainConfig(Config):
         if data.get(other) is not None:
             raise ValueError(f"section {other} with algorithm: {algorithm}; allowed: {own}")
         return data if data.get(own) is not None else {**data, own: {}}
+
+    @model_validator(mode="after")
+    def _room_for_random_clusters(self) -> TrainConfig:
+        if (distill := self.distill) is not None and distill.random_clusters:
+            decisions = distill.rounds * distill.random_clusters * distill.episode_intervals
+            if decisions >= self.total_timesteps:
+                raise ValueError(
+                    f"random_clusters = {distill.random_clusters}: {decisions} decisions in all; "
+                    f"allowed: fewer than total_timesteps, {self.total_timesteps}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_weight(self) -> TrainConfig:
