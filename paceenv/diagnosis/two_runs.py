@@ -59,10 +59,10 @@ def of_log(log: StepLog) -> dict[str, Array]:
 
 
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
-    """Steps, and the mean over ranks of where devices spend them."""
+    """Steps, and the mean over ranks of where devices spend them; what is hidden under kernels is no part of them."""
     parts = {STEP: matrix.step_s_T}
     iterations = sorted({one.iteration for one in activity})
-    for words, name in PARTS if activity else ():
+    for words, name in [part for part in PARTS if activity and part[1] != "hidden_s"]:
         of_step = ([getattr(one, name) for one in activity if one.iteration == at] for at in iterations)
         parts[words] = np.array([np.mean(values) for values in of_step])
     return parts

@@ -257,7 +257,8 @@ def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
     for first, *others in windows.values():
         steps = [step for one in (first, *others) for step in one.steps]
         said = f"the first of {1 + len(others)} windows, which are read as one recording"
-        notes = (*first.notes, said) if others else first.notes
+        later = [f"{one.path.name}: {note}" for one in others for note in one.notes if note not in first.notes]
+        notes = (*first.notes, *later, said) if others else first.notes
         joined.append(replace(first, steps=tuple(steps), notes=notes))
     return joined
 

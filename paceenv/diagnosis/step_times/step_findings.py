@@ -58,7 +58,8 @@ Integers = NDArray[np.int64]
 class Finding:
     """``explains`` is the share of the variation, 0 to 1; a slow rank or part stands before what explains variation.
 
-    ``period`` counts the steps from one to the next of what recurs, 0 without.
+    ``period`` counts the steps from one to the next of what recurs, 0 without. ``is_small``: too small a change to
+    begin with, whatever it explains.
     """
 
     kind: Kind
@@ -66,6 +67,7 @@ class Finding:
     explains: float
     next_step: str = ""
     period: int = 0
+    is_small: bool = False
 
 
 def find_all(
@@ -86,7 +88,7 @@ def find_all(
     ]
     there = [one for one in findings if one is not None]
     there.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
-    named = [one for one in there if one.explains >= LEAST]
+    named = [one for one in there if one.explains >= LEAST and not one.is_small]
     return tuple(_slow_ranks(log) + named), tuple(one for one in there if one not in named)
 
 
@@ -117,7 +119,7 @@ def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding:
         text = f"steps {change} since {at}: {words(first)} before, {words(second)} from there on"
     next_step = f"look at what changed at {at}: another job, a clock, a phase of the program"
     large = max(first, second) > (1.0 + LARGE) * min(first, second) or len(levels) > 2
-    return Finding("levels", text, _explained(x, fitted) if large else 0.0, next_step)
+    return Finding("levels", text, _explained(x, fitted), next_step, is_small=not bool(large))
 
 
 def _growth(x: Array, slope: Drift, ordinary: Ordinary) -> Finding:
@@ -125,7 +127,8 @@ def _growth(x: Array, slope: Drift, ordinary: Ordinary) -> Finding:
     explains = _explained(x, np.linspace(begin_s, end_s, len(x)))
     if abs(slope.change) < GROWTH or len(ordinary.levels) > 1 or explains < STEADY:
         of = " of the longest level" if len(ordinary.levels) > 1 else ""
-        return Finding("drift", f"{slope.change:+z.1%} from beginning to end{of}, +-{slope.half_width:.1%}", 0.0)
+        text = f"{slope.change:+z.1%} from beginning to end{of}, +-{slope.half_width:.1%}"
+        return Finding("drift", text, explains, is_small=True)
     ends, next_step = f"{ordinary.log.said(begin_s)} to {ordinary.log.said(end_s)}", ""
     text = f"steps get steadily shorter, from {ends}"
     if slope.change > 0.0:
@@ -151,18 +154,17 @@ def _medians(x: Array, kind_v: Integers) -> Array:
 def _alternation(x: Array, kind_v: Integers, steps: int, log: StepLog) -> Finding:
     kind_s = _medians(x, kind_v)
     longest, others = int(np.argmax(kind_s)), float(np.median(np.delete(kind_s, int(np.argmax(kind_s)))))
-    explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
+    explains, is_small = _explained(x, kind_s[kind_v]), bool(kind_s[longest] <= (1.0 + LARGE) * others)
     if not take_turns(x, kind_v):
         ends = f"{log.said(float(kind_s.min()))} and {log.said(kind_s[longest])}"
-        return Finding(
-            "alternation", f"the same course recurs every {steps} steps, between {ends}", explains, "", steps
-        )
+        text = f"the same course recurs every {steps} steps, between {ends}"
+        return Finding("alternation", text, explains, "", steps, is_small)
     apart = "every second step" if steps == 2 else f"one of {steps} steps"
     text = (
         f"steps take turns: {apart} takes {log.said(kind_s[longest])}, the others {log.said(others)}, as "
         "with gradient accumulation"
     )
-    return Finding("alternation", text, explains, "compare steps of the same kind only", steps)
+    return Finding("alternation", text, explains, "compare steps of the same kind only", steps, is_small)
 
 
 def _long_steps(x: Array, step_v: Integers, outlier_v: NDArray[np.bool_], log: StepLog) -> Finding:
