@@ -154,7 +154,7 @@ class DistillLearner(Learner):
         given, count = self.clusters[: self.given], self.section.random_clusters
         size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in given]) ** 0.5
         part_K = self.weight_K[: self.given] * self.pressure_K[: self.given] / size_K
-        episodes = max(self.rollout_timesteps / self.section.episode_intervals - count, 1.0)
+        episodes = self.rollout_timesteps / self.section.episode_intervals - count
         wanted_K = episodes * part_K / part_K.sum()
         takes_turn_K = rng.random(len(wanted_K)) < wanted_K / MIN_EPISODES
         if not takes_turn_K.any():  # a round of few decisions has one cluster
@@ -209,10 +209,8 @@ class DistillLearner(Learner):
         """The episodes on which margins are tried, every rank deciding for itself."""
         environment = self.config.environment
         seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
-        simulator, interval = (
-            start(cluster, seeds, environment.threads, environment.limits),
-            environment.interval_iterations,
-        )
+        simulator = start(cluster, seeds, environment.threads, environment.limits)
+        interval = environment.interval_iterations
         return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval)
 
     def policy(self, margin: float | None = None) -> Distilled:
