@@ -37,8 +37,8 @@ FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
 CHECK_SEEDS, CHECK_INTERVALS = 8, 60
 """Episodes on a training cluster on which a margin is tried."""
-CHECK_CLUSTERS = 32
-"""Most training clusters on which it is tried in a round; where there are more, others in each round."""
+CHECK_CLUSTERS = 16
+"""Most of the given clusters on which it is tried in a round, and most of those that it drew."""
 RANDOM_SEED, RANDOM_RANKS, RANDOM_WEIGHT = 1, 64, 0.3
 """Of the clusters that rounds draw: those of suite random that are for training, and as many after them as it takes."""
 MIN_EPISODES = 4
@@ -174,8 +174,9 @@ class DistillLearner(Learner):
     def _choose_margin(self, rng: np.random.Generator) -> dict[str, float]:
         """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
         K = len(self.clusters)
-        checked_K = np.zeros(K, np.bool_)
-        checked_K[rng.permutation(K)[:CHECK_CLUSTERS]] = True
+        checked_K, drawn = np.zeros(K, np.bool_), self.section.random_clusters
+        checked_K[rng.permutation(self.given)[:CHECK_CLUSTERS]] = True
+        checked_K[K - drawn + rng.permutation(drawn)[:CHECK_CLUSTERS]] = True
         for k in np.flatnonzero(checked_K).tolist():
             if k not in self._passive_s:
                 self._passive_s[k] = self._drive(passive(), self.clusters[k]).useful_step_E
