@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from paceenv.cli import application, evaluate_command
+from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.policies.names import released
+from paceenv.trainers.evaluation import evaluate_command
 from paceenv.trainers.evaluation.suites import load_suite
 
 

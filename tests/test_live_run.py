@@ -13,8 +13,8 @@ from pathlib import Path
 import commands
 import pytest
 
-from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
+from paceenv.live.live_command import application
 from paceenv.live.start import run_command
 from paceenv.live.start.run_command import Split, is_rank, split
 

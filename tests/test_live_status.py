@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from live_samples import ATTEMPT, run_python, snapshot
 
-from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
+from paceenv.live.live_command import application
 from paceenv.live.record.run_folder import write_status
 
 NOW_S = time.time()
@@ -72,7 +72,7 @@ def test_bad_input_is_one_clear_line(run: Path, arguments: tuple[str, ...], prob
 
 def test_looking_at_a_run_needs_nothing_heavy(run: Path) -> None:
     code = (
-        "import sys; from paceenv.cli.live_command import application\n"
+        "import sys; from paceenv.live.live_command import application\n"
         "application(args=['status', sys.argv[1]], standalone_mode=False)\n"
         "print('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))"
     )
@@ -89,7 +89,7 @@ def test_watching_goes_on_while_a_rank_has_not_ended(run: Path, monkeypatch: pyt
         if len(slept) == 2:
             write_status(run, snapshot(3, unix_time_s=time.time()))
 
-    monkeypatch.setattr("paceenv.cli.live_command.time.sleep", sleep)
+    monkeypatch.setattr("paceenv.live.live_command.time.sleep", sleep)
     live("status", str(run), "--watch")
     assert len(slept) == 2
     assert min(slept) >= 2.0
@@ -128,7 +128,7 @@ def test_many_ranks_fit_on_a_screen(
     def enough(seconds: float) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("paceenv.cli.live_command.time.sleep", enough)
+    monkeypatch.setattr("paceenv.live.live_command.time.sleep", enough)
     with pytest.raises(InterruptedError):
         live("status", str(tmp_path), "--watch")
     lines = capsys.readouterr().out.replace("\x1b[H\x1b[2J", "").rstrip().splitlines()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("policies", "trainers", "live", "configs")
 ORDER = (
     *("core", "ui", "configs", "sim", "envs", "policies", "importers", "calibration", "diagnosis"),
-    *("whatif", "live", "live command", "report", "trainers", "cli", "benchmarks"),
+    *("whatif", "live", "live command", "report", "cli", "trainers", "benchmarks"),
 )
 """Rooms from below to above: each imports those before it, and ``paceenv`` itself is imported by none."""
 ALLOWED = {room: set(ORDER[:k]) for k, room in enumerate(ORDER)} | {"live": {"core", "policies"}}
@@ -61,7 +61,7 @@ def _imports(name: str) -> set[str]:
 
 def _room(name: str) -> str:
     """The room of a module; what has more rights than its folder has a name of its own."""
-    if name.startswith(("paceenv.live.testbed", "paceenv.cli.live_command", "paceenv.live.inspect")):
+    if name.startswith(("paceenv.live.testbed", "paceenv.live.live_command", "paceenv.live.inspect")):
         return "live command"
     parts = name.split(".")
     return parts[1] if parts[0] == "paceenv" and len(parts) > 1 else parts[0]
@@ -140,7 +140,7 @@ LIGHT = {
         SIMULATOR | {"torch"},
     ),
     "agent": (
-        "from paceenv.live import agent, reporting; import paceenv.cli.live_command;"
+        "from paceenv.live import agent, reporting; import paceenv.live.live_command;"
         "from paceenv.live.record import recorder, prometheus, merge_segments",
         SIMULATOR,
     ),
@@ -149,9 +149,9 @@ LIGHT = {
         SIMULATOR | {"pyarrow", "pandas", "prometheus_client", "typer", "rich", "yaml"},
     ),
     "no sweep": (
-        "from paceenv.cli import evaluate_command, sweep_command; import paceenv.live, paceenv.envs.pacing_env;"
-        "from paceenv.trainers.evaluation import static_search;"
-        "from paceenv.trainers.sweep import sweep_results; import paceenv.policies.select",
+        "import paceenv.live, paceenv.envs.pacing_env, paceenv.policies.select;"
+        "from paceenv.trainers.evaluation import evaluate_command, static_search;"
+        "from paceenv.trainers.sweep import sweep_command, sweep_results",
         {"ray", "optuna"},
     ),
 }
