@@ -1,4 +1,4 @@
-"""What the benchmarks share: the clock, the machine's description, reports, and the command line of each module.
+"""What the benchmarks share: the clock, reports, campaigns, and the parts of pages that they write.
 
 Time is CPU time of the process, so that a machine shared with others measures the same, and contestants take turns, so
 that what disturbs the machine disturbs all of them.
@@ -7,16 +7,14 @@ that what disturbs the machine disturbs all of them.
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -30,9 +28,6 @@ from paceenv.sim.cluster.environment import Noise
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.ui import output
 from paceenv.ui.config_files import write_text
-from paceenv.ui.json_option import JsonFile
-
-LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
 
 NOISE = Noise(
     jitter_cv=0.05,
@@ -53,17 +48,6 @@ LEAST_S = 0.04
 
 
 @dataclass(frozen=True)
-class Target:
-    """A number that was promised: what, what was wanted, what came out, and what explains it."""
-
-    what: str
-    wanted: str
-    measured: str
-    met: bool
-    because: str = ""
-
-
-@dataclass(frozen=True)
 class Table:
     title: str
     columns: Sequence[str]
@@ -72,13 +56,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What one benchmark found. ``data`` is its JSON; ``text`` says in a paragraph what was measured."""
+    """What one benchmark found; ``text`` says in a paragraph what was measured."""
 
     title: str
     text: str
-    data: dict[str, Any]
     tables: Sequence[Table]
-    targets: Sequence[Target] = field(default_factory=tuple)
 
 
 def measure(
@@ -115,19 +97,6 @@ def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
         with RecordingWriter(path, simulator, "known") as writer:
             writer.append(simulator.record(simulator.off(), iterations))
         return read_trace(path)
-
-
-def machine() -> dict[str, str]:
-    """What the numbers depend on; nothing that names the machine."""
-    memory_kib = int(_first(r"MemTotal:\s*(\d+)", "/proc/meminfo") or 0)
-    facts = {
-        "cpu": _first(r"model name\s*:\s*(.+)", "/proc/cpuinfo") or platform.processor() or platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "memory": f"{memory_kib / 2**20:.0f} GiB",
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-    }
-    return facts | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 class Named(Protocol):
@@ -170,14 +139,6 @@ def campaign(
     return [results[run.name] for run in chosen]
 
 
-def _first(pattern: str, path: str) -> str:
-    try:
-        found = re.search(pattern, Path(path).read_text(encoding="utf-8"))
-    except OSError:
-        return ""
-    return re.sub(r"\s+", " ", found.group(1)).strip() if found else ""
-
-
 EVIDENCE = Path(__file__).resolve().parents[1] / "docs" / "evidence"
 
 
@@ -189,8 +150,9 @@ def put(page: str, command: str, lines: Sequence[str]) -> None:
     path, begin, end = EVIDENCE / page, f"<!-- begin: {command} -->", "<!-- end -->"
     head, found, rest = path.read_text(encoding="utf-8").partition(begin)
     assert found, f"{page} has no part {begin}"
-    here = machine()
-    made = f"Made on {datetime.date.today()} by `{command}`, on {here['cores']} cores ({here['cpu']})."
+    cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    here = f"{len(os.sched_getaffinity(0))} cores{f' ({cpu[1]})' if cpu else ''}"
+    made = f"Made on {datetime.date.today()} by `{command}`, on {here}."
     write_text(path, "\n".join([f"{head}{begin}", "", *lines, "", made, "", f"{end}{rest.partition(end)[2]}"]))
     output.say(f"wrote {path}")
 
@@ -211,19 +173,3 @@ def show(report: Report) -> None:
     """Print a report for people."""
     for table in report.tables:
         output.print_table(f"{report.title}: {table.title}", table.columns, table.rows)
-    for target in report.targets:
-        print(f"{'met   ' if target.met else 'MISSED'}  {target.what}: {target.measured} (target: {target.wanted})")
-
-
-def command(run: Callable[[], Report]) -> None:
-    """The command line of one benchmark: it says what was found, as JSON where asked for."""
-
-    def main(json_: JsonFile = None) -> None:
-        report = run()
-        if json_ is not None:
-            output.write_json({"machine": machine(), **report.data}, json_)
-        if json_ != "-":
-            show(report)
-
-    main.__doc__ = run.__doc__
-    typer.run(main)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.policies.names import STATIC_DEFAULTS, spelled
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, TUNED, Score, SuiteResult, evaluate
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, Score, SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
 from paceenv.ui import output
@@ -110,16 +110,12 @@ def gap(score: Score) -> str:
 def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
     """The paired gain of the first policy over each of the others, a line each."""
     first, *others = dict.fromkeys(policies)
-    names = labels(policies)
-    return [
-        f"{names[first]} against {names[other]}, paired, {TOTAL}: {interval(result.total(first, against=other))}"
-        for other in others
-    ]
-
-
-def interval(score: Score) -> str:
-    """A gain with its interval."""
-    return f"{score.gain:+z.2%} [{score.gain_ci95[0]:+z.2%}, {score.gain_ci95[1]:+z.2%}]"
+    names, lines = labels(policies), list[str]()
+    for other in others:
+        found = result.total(first, against=other)
+        interval = f"{found.gain:+z.2%} [{found.gain_ci95[0]:+z.2%}, {found.gain_ci95[1]:+z.2%}]"
+        lines.append(f"{names[first]} against {names[other]}, paired, {TOTAL}: {interval}")
+    return lines
 
 
 # The committed page
@@ -172,7 +168,7 @@ def committed_page() -> str:
 
 
 def _section(result: SuiteResult, static: str) -> list[str]:
-    """A split: its totals, what they mean, and every cluster."""
+    """A split: its totals, and every cluster."""
     suite, positive, nulls = result.suite, result.suite.of_kind(False), result.suite.of_kind(True)
     lines = [f"## {suite.name}: {len(positive)} clusters where pacing may pay, {len(nulls)} nulls", ""]
     lines += [f"The best single static setting is `{static}`.", ""]
@@ -183,15 +179,7 @@ def _section(result: SuiteResult, static: str) -> list[str]:
         name = "static" if policy == static else policy
         rows.append((name, f"{total.gain:+z.2%}", ends, gap(total), _worst(result, policy, nulls)))
     lines += markdown_table(("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows)
-    incast = [case for case in positive if case.load().job.collective != "all_reduce"]
-    kinds = {"incast": incast, "the others": [case for case in positive if case not in incast]}
-    kinds = {kind: cases for kind, cases in kinds.items() if cases}
-    rows = []
-    for policy in ("learned", TUNED, "adaptive", "paper", "clairvoyant"):
-        apart = [result.total(policy, cases=cases) for cases in kinds.values()]
-        rows.append((policy, *(cell for total in apart for cell in (f"{total.gain:+z.2%}", gap(total)))))
-    head = [cell for kind, cases in kinds.items() for cell in (f"{kind} ({len(cases)}): gain", "gap closed")]
-    lines += ["", *markdown_table(("policy", *head), rows), "", *_about_learned(result, static), ""]
+    lines.append("")
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"
         bound = f"{kind}, bound {result.bound(case):+z.0%}"
@@ -204,20 +192,6 @@ def _section(result: SuiteResult, static: str) -> list[str]:
 def _worst(result: SuiteResult, policy: str, cases: Sequence[Case]) -> str:
     worst = min((result.score(policy, case) for case in cases), key=lambda score: score.gain)
     return f"{worst.gain:+z.2%} on {worst.cluster}"
-
-
-def _about_learned(result: SuiteResult, static: str) -> list[str]:
-    """Sentences on the released policy: against static, against tuned settings, on nulls."""
-    nulls, positive = result.suite.of_kind(True), result.suite.of_kind(False)
-    against = interval(result.total("learned", against=static))
-    said = [f"learned against the best single static setting, all clusters: {against}."]
-    behind, where = max((result.score(TUNED, c).gain - result.score("learned", c).gain, c.name) for c in positive)
-    said.append(f"learned is at most {100 * behind:.1f} points behind the setting tuned for a cluster ({where}).")
-    losing = [s for s in (result.score("learned", case) for case in nulls) if s.gain < -NULL_LIMIT]
-    listed = ", ".join(f"{s.cluster} {s.gain:+z.2%}" for s in losing)
-    where = f" ({listed})" if listed else ""
-    said.append(f"learned loses more than {NULL_LIMIT:.1%} on {len(losing)} of {len(nulls)} nulls{where}.")
-    return [f"- {sentence}" for sentence in said]
 
 
 def _random_section(result: SuiteResult) -> list[str]:
