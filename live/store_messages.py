@@ -15,10 +15,8 @@ from typing import Any
 from paceenv.live.decide.control import BARRIER_ALONE_S
 from paceenv.live.identity import Words
 from paceenv.live.loop import Loop
-from paceenv.live.options import PACED
+from paceenv.live.options import DELAYING, PACED
 
-PACING = ("probe", *PACED)
-"""Modes that delay."""
 POLL_S, RANKS_PER_S = 2.0, 200.0
 """Seconds between two looks of a rank, longer in large jobs: so many looks per second of all ranks together."""
 LEAD_S = 20.0
@@ -69,7 +67,7 @@ class Peers:
         words = self.words() if not final and loop.world_size > 1 else None
         if words is None:
             return
-        if loop.options.mode in PACING:
+        if loop.options.mode in DELAYING:
             self._compare(words)
         mark = loop.control.barriers.mark
         if loop.identity.complete and loop.control.mode in PACED and mark is not None and mark != self._done:

@@ -19,7 +19,7 @@ from paceenv.live.decide.experiment import (
     Comparison,
     Experiment,
 )
-from paceenv.live.decide.live_policy import find_candidates
+from paceenv.live.decide.live_policy import needed_policy
 
 STEP_S, BLOCK = 0.2, 12
 SMALL = BlockPlan(BLOCK, 2, 12)
@@ -172,7 +172,7 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
         effect = (2.0, -1.0)[arm] if arm is not None else 0.0
         return JOB_STEP_S * (1.0 + random.normal(0.0, 0.005)) + effect * delay_s
 
-    job = Job(find_candidates("static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
+    job = Job(needed_policy("canary", None, "static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
     holder.append(job)
     found = in_blocks(job)
     job.run(found.plan.after(9))

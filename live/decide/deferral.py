@@ -43,14 +43,9 @@ class Transfer:
         self.args, self.asked_s, self.due_s, self.sequence = tuple(map(_kept, args)), asked_s, due_s, sequence
         self._original, self._kwargs = original, {name: _kept(value) for name, value in kwargs.items()}
         self._gradients = torch.is_grad_enabled()
-        self._work: Any = None
+        self.work: Any = None
         self.begun = False
         self.error: BaseException | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether its start is over."""
-        return self._work is not None or self.error is not None
 
     def start(self) -> None:
         """Start it, unless that has been done. An error is for those who ask for the result."""
@@ -61,7 +56,7 @@ class Transfer:
         self.begun = True
         try:
             with torch.set_grad_enabled(self._gradients):
-                self._work = self._original(*self.args, **self._kwargs)
+                self.work = self._original(*self.args, **self._kwargs)
         except BaseException as error:
             self.error = error
             if not isinstance(error, Exception):
@@ -72,9 +67,9 @@ class Transfer:
     def result(self) -> Any:
         if self.error is not None:
             raise self.error
-        if self._work is None:
+        if self.work is None:
             raise RuntimeError("the start of this collective was interrupted")
-        return self._work
+        return self.work
 
 
 class Deferral:
@@ -260,7 +255,7 @@ class Deferral:
 
     def _begin(self, key: int, transfer: Transfer) -> Any:
         """Somebody asks for a transfer: its real work, or the error of its start."""
-        if not transfer.known:
+        if transfer.work is None and transfer.error is None:
             try:
                 self.release(key)  # waits for a start that is under way
             except Exception as error:

@@ -15,7 +15,6 @@ never read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -142,13 +141,6 @@ class RunFolder:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")
             return None
         return data
-
-
-def of_the_others(folder: Path, own: Snapshot) -> list[Snapshot]:
-    """The last status of every other rank; nothing where there is none yet."""
-    with contextlib.suppress(InputError, OSError):
-        return [one for one in RunFolder(folder).statuses(own["attempt"]) if one["rank"] != own["rank"]]
-    return []
 
 
 def _entries(folder: Path) -> list[Path]:

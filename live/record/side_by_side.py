@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import LateRank
+from paceenv.core.wording import name_ranks
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -95,8 +96,9 @@ class Job:
         """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
         self._read_traffic()
 
-    def names(self, places: Sequence[int]) -> list[int]:
-        return [self.ranks[place] for place in places]
+    def names(self, places: Sequence[int]) -> str:
+        """The ranks at these places in words."""
+        return name_ranks([self.ranks[place] for place in places])
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
         """A number of the snapshots at these places; 0 where it is unknown."""

@@ -99,11 +99,11 @@ def _phase(
 
 
 def _group(size: int, communicator: str | None) -> Group:
-    """This rank's group of ``size`` neighbours."""
+    """This rank's group of ``size`` neighbours; by ``communicator`` the agent knows what it may hold back."""
     if size == dist.get_world_size() and communicator is None:
         return None
-    group, _ = dist.new_subgroups(size, group_desc=communicator)  # by which the agent knows what it may hold back
-    return group
+    made: tuple[Group, Any] = dist.new_subgroups(size, group_desc=communicator)  # type: ignore[no-untyped-call]
+    return made[0]
 
 
 def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
