@@ -28,14 +28,17 @@ CANARY, ACTIVE = 2, 10
 
 
 class BlockPlan(NamedTuple):
-    """How long the blocks of a candidate are."""
+    """How long the blocks of a candidate are, in iterations.
+
+    Attributes:
+        block_iterations: of one block, at least 6.
+        settle_iterations: first iterations of a block that are not counted, while the job settles.
+        warm_iterations: paced iterations before the first compared block, while the policy's memory fills.
+    """
 
     block_iterations: int
-    """Of one block, at least 6."""
     settle_iterations: int
-    """Of these the first, which are not counted, while the job settles."""
     warm_iterations: int
-    """Paced ones before the first compared block, while the policy's memory fills."""
 
     @property
     def counted_iterations(self) -> int:
@@ -43,6 +46,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def warm_blocks(self) -> int:
+        """Paced blocks that warm up, at least one."""
         return max(1, -(-self.warm_iterations // self.block_iterations))
 
 
@@ -77,14 +81,17 @@ def shared_seed(environ: Mapping[str, str]) -> int:
 
 
 class Turn(NamedTuple):
-    """An iteration's place in the plan."""
+    """An iteration's place in the plan.
+
+    Attributes:
+        arm: the candidate that may pace; None: no pacing.
+        pair: the pair of blocks that the iteration belongs to: round, candidate; None: of none.
+        counted: whether the iteration counts in its pair's comparison.
+    """
 
     arm: int | None
-    """The candidate that may pace; None: no pacing."""
     pair: tuple[int, int] | None = None
-    """The pair of blocks that the iteration belongs to: round, candidate; None: of none."""
     counted: bool = False
-    """Whether the iteration counts in its pair's comparison."""
 
 
 class _Block(NamedTuple):

@@ -111,11 +111,8 @@ class OutOfRange(RuntimeError):
 class GuardedPolicy(Policy):
     """A policy that is checked at every call, and not called again after a fault.
 
-    Args:
-        calibrated_range: for each signal the interval ``[low, high]`` of its training; other signals are not checked.
-
-    Raises:
-        InputError: an unknown signal.
+    Signals without a ``calibrated_range``, an interval ``[low, high]``, are not checked. Raises InputError for an
+    unknown one.
     """
 
     def __init__(

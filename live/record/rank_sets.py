@@ -1,7 +1,7 @@
 """The ranks that groups connect: whose own work takes longer, whom the others wait for, and what hides it.
 
 A rank is named late only if its work takes longer *and* the members of its groups wait for it. Everything else that
-could explain the waits is a reason (:mod:`paceenv.live.record.findings` tells all of it).
+could explain the waits is listed as a reason: collectives that the agents could not see or put aside, missing ranks.
 """
 
 from __future__ import annotations

@@ -66,10 +66,7 @@ class Wait(NamedTuple):
 
 
 class Job:
-    """The snapshots of a job's R ranks side by side, over the same K blocks: what all sets of ranks are judged from.
-
-    Ill-typed entries count as missing.
-    """
+    """What all sets of ranks are judged from. Ill-typed entries count as missing."""
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}

@@ -3,14 +3,6 @@
 The network and the jobs live in network, mount and process namespaces of their own. A process namespace ends with its
 first process (:mod:`paceenv.live.testbed.inside`), which ends with us: the kernel kills every other process in it, and
 the network disappears. So no clean-up depends on code that may itself be killed.
-
-A run's folder::
-
-    scenario.yaml      as resolved
-    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
-    JOB/live/          the agent's own folder, if the job has an agent
-    JOB/trace.parquet  its ranks' trace on one clock
-    JOB/log/rank0.txt  output of a rank
 """
 
 from __future__ import annotations

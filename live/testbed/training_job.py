@@ -7,6 +7,7 @@ file. So step times are known without the agent, and up to the moment in which a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -59,43 +60,31 @@ class _Nothing(torch.optim.Optimizer):
 
 def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
-    groups: dict[tuple[int, str | None], Group] = {}
-    background: list[Any] = []
-    work = [_phase(spec, number, phase, groups, background) for number, phase in enumerate(spec["iteration"])]
+    group, background, work = functools.cache(_group), list[Any](), list[Work]()
+    for number, phase in enumerate(spec["iteration"]):
+        ((kind, given),) = phase.items()
+        if kind == "barrier":
+            work.append(lambda iteration: dist.barrier())
+        elif kind == "compute":
+            work.append(_compute(given, [*spec["seed"], number]))
+        else:
+            of = group(given["group_size"] or dist.get_world_size(), given["communicator"])
+            start = functools.partial(_start, _transfer(kind, of, given), background)
+            work += [start] * given["buckets"]  # which share one payload, that nobody reads
 
     def step(iteration: int) -> None:
         for do in work:
             do(iteration)
-        while background:
-            background.pop(0).wait()
+        for pending in background:
+            pending.wait()
+        background.clear()
 
     return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
 
 
-def _phase(
-    spec: Mapping[str, Any],
-    number: int,
-    phase: Mapping[str, Any],
-    groups: dict[tuple[int, str | None], Group],
-    background: list[Any],
-) -> Work:
-    ((kind, given),) = phase.items()
-    if kind == "barrier":
-        return lambda iteration: dist.barrier()
-    if kind == "compute":
-        return _compute(given, [*spec["seed"], number])
-    key = (given["group_size"] or dist.get_world_size(), given["communicator"])
-    if key not in groups:
-        groups[key] = _group(*key)
-    transfer = _transfer(kind, groups[key], given)
-
-    def work(iteration: int) -> None:
-        for _ in range(given["buckets"]):
-            pending = transfer()
-            if given["background"]:  # buckets share one payload, which nobody reads
-                background.append(pending)
-
-    return work
+def _start(transfer: Transfer, background: list[Any], iteration: int) -> None:
+    if (pending := transfer()) is not None:
+        background.append(pending)
 
 
 def _group(size: int, communicator: str | None) -> Group:
