@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from live_jobs import root_and, run_ranks
-from live_testbed_bodies import TRANSFERS, transfers_of_every_kind
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
@@ -23,6 +22,7 @@ from paceenv.core.trace import read_trace
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.live.testbed.training_job import emulated_step
 from paceenv.ui import config_files
 
 ITERATIONS, DEADLINE_S = 8, 300.0
@@ -206,6 +206,15 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "mine"
 
 
+def transfers_of_every_kind() -> None:
+    """Two iterations with every kind of transfer, among all and in groups of neighbours."""
+    given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "communicator": None, "background": False}
+    forms = [given, given | {"group_size": 2}, given | {"communicator": "beside", "background": True}]
+    phases = [{kind: form} for form in forms for kind in ("all_reduce", "gather", "all_to_all")]
+    step, _ = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
+    for iteration in range(2):
+        step(iteration)
+
+
 def test_every_kind_of_transfer_in_groups_of_either_shape(tmp_path: Path) -> None:
-    ended = run_ranks(transfers_of_every_kind, 4, tmp_path)
-    assert [rank.result for rank in ended] == [sorted(TRANSFERS)] * 4
+    run_ranks(transfers_of_every_kind, 4, tmp_path)  # fails where a rank does

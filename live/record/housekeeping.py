@@ -64,7 +64,7 @@ class Housekeeping:
 
         Tasks due together run in the order they were added.
         """
-        self._tasks.append(_Task(name, period_s, run, 0.0))
+        self._tasks.append(_Task(name, period_s, run, time.monotonic() + period_s))
 
     def start(self) -> None:
         """Start the thread; if the system refuses, that is reported and the job goes on without."""
@@ -99,12 +99,9 @@ class Housekeeping:
         return not missing
 
     def _run(self) -> None:
-        now_s = time.monotonic()
-        for task in self._tasks:
-            task.due_s = now_s + task.period_s
         final = False
         while not final:
-            wait_s = min((task.due_s for task in self._tasks), default=now_s + 60.0) - time.monotonic()
+            wait_s = min(task.due_s for task in self._tasks) - time.monotonic()
             final = self._stopping.wait(max(wait_s, 0.0))
             now_s = time.monotonic()
             for task in list(self._tasks):

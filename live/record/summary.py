@@ -19,7 +19,7 @@ from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings, find
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
-from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text, total
+from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
 NAMES: Final = {
     "compute": "compute and everything else",
@@ -108,12 +108,12 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
-    for part in PARTS:
+    for part, name in NAMES.items():
         of_rank = {s["rank"]: value for s in ranks if (value := number(s, "parts", f"{part}_s")) is not None}
         if not of_rank or not any(of_rank.values()):
             continue
         mean_s = fmean(of_rank.values())
-        line = f"  {NAMES[part]:<28} {duration(mean_s):>8} {percent(mean_s / (step['mean_s'] or 1.0)):>8}"
+        line = f"  {name:<28} {duration(mean_s):>8} {percent(mean_s / (step['mean_s'] or 1.0)):>8}"
         least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
         if of_rank[most] - of_rank[least] > ALIKE * mean_s:
             line += f"   from {duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
