@@ -22,11 +22,7 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`.
-
-    Args:
-        loop: what observes and decides.
-    """
+    """The agent of this rank. Use :func:`live.attach`."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -59,11 +55,7 @@ class Agent:
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after.
-
-        Args:
-            kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
-        """
+        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
         self._quietly(lambda: self._loop.log.mark(str(kind), 1))
         try:
             yield
@@ -115,11 +107,7 @@ class Agent:
 
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why.
-
-    Args:
-        error: why there is no agent.
-    """
+    """In place of an agent that could not be made: it does nothing, and its reason says why."""
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"

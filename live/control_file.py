@@ -54,26 +54,24 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wi
     """
     if mode not in MODES:
         raise out_of_range("mode", mode, f"one of {', '.join(MODES)}", "live set")
-    named = None
-    if mode in DECIDING:
-        policy = absolute_policy(policy)
-        named = find_policy(policy)
-        if named.fault:
-            raise InputError(f"live set: mode {mode}: {named.fault}")
-    from_iteration = 0
-    if named is not None:
-        now_s, size = time.time(), max(int(number(s, "world_size") or 1) for s in statuses)
-        tick_s = min(filter(None, map(_tick_s, statuses)), default=0.0)
-        if not tick_s:
-            raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows some")
-        reached = [
-            (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / tick_s
-            for s in statuses
-            if not s.get("final")
-        ]
-        from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
-    decided = (policy, named.sha256) if named is not None else (None, None)
-    return Wish(secrets.token_hex(6), str(statuses[0]["attempt"]), mode, *decided, from_iteration)
+    wish = Wish(secrets.token_hex(6), str(statuses[0]["attempt"]), mode, None, None, 0)
+    if mode not in DECIDING:
+        return wish
+    policy = absolute_policy(policy)
+    named = find_policy(policy)
+    if named.fault:
+        raise InputError(f"live set: mode {mode}: {named.fault}")
+    now_s, size = time.time(), max(int(number(s, "world_size") or 1) for s in statuses)
+    tick_s = min(filter(None, map(_tick_s, statuses)), default=0.0)
+    if not tick_s:
+        raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows some")
+    reached = [
+        (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / tick_s
+        for s in statuses
+        if not s.get("final")
+    ]
+    first = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
+    return wish._replace(policy=policy, sha256=named.sha256, from_iteration=first)
 
 
 def _tick_s(status: Snapshot) -> float:
@@ -156,7 +154,8 @@ class ControlReader:
             now = os.stat(self._path)
         except FileNotFoundError:
             return
-        if (now.st_mtime_ns, now.st_ino, now.st_size) == self._seen:
+        seen = now.st_mtime_ns, now.st_ino, now.st_size
+        if seen == self._seen:
             return
         try:
             wish = read_wish(self._path)
@@ -165,18 +164,16 @@ class ControlReader:
         else:
             if wish.attempt == self._loop.identity.attempt:
                 self._take(wish)
-        self._seen = (now.st_mtime_ns, now.st_ino, now.st_size)
+        self._seen = seen
 
     def _take(self, wish: Wish) -> None:
-        if self._loop.state == "off" and self._loop.reason:
-            self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
-            return
-        policy = find_policy(wish.policy) if wish.mode in DECIDING else self._loop.policy
-        if wish.mode in DECIDING and (why := self._why_not(wish, policy)):
+        decides = wish.mode in DECIDING
+        policy = find_policy(wish.policy) if decides else self._loop.policy
+        if why := self._why_not(wish, policy):
             self._refuse(wish.id, why)
             return
         self._begins_at = wish.from_iteration
-        together = wish.mode in DECIDING and self._loop.identity.complete and self._loop.world_size > 1
+        together = decides and self._loop.identity.complete and self._loop.world_size > 1
         with self._lock:
             self._waiting = (wish, policy) if together else None  # what was asked for before is void
             if not together:  # for nobody else, or nothing is paced before or after
@@ -184,8 +181,12 @@ class ControlReader:
         self._taken = wish.id, ""
 
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
-        """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
+        """Why this rank cannot follow a wish; "" if it can."""
         now = self._loop.iterations
+        if self._loop.state == "off" and self._loop.reason:
+            return f"the agent is off for good: {self._loop.reason}"
+        if wish.mode not in DECIDING:
+            return ""
         if wish.mode in PACED and not self._loop.identity.complete:
             return "not every rank is known to have an agent with the same settings"
         if now < self._begins_at:

@@ -84,14 +84,13 @@ class Rendezvous:
         """
         if self._world_size == 1:
             self._know(Identity(new_attempt(), 1))
-            return
-        if store is None:
+        elif store is None:
             self._know(_guess("the job has no store that the agents could use"))
-            return
-        place = place or f"paceenv.live/{next(_generation)}"
-        self._thread = background("paceenv-identity", lambda: self._run(store, place))
-        if self._thread is None:
-            self._know(_guess("the system starts no thread"))
+        else:
+            place = place or f"paceenv.live/{next(_generation)}"
+            self._thread = background("paceenv-identity", lambda: self._run(store, place))
+            if self._thread is None:
+                self._know(_guess("the system starts no thread"))
 
     def settle(self, patience_s: float = 2.0 * GOODBYE_S) -> Identity:
         """The job ends: give what is under way a last moment, and make up what is missing. Idempotent."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from paceenv.core.wording import count, duration, name_ranks, percent
-from paceenv.live.options import PACED
+from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
@@ -92,7 +92,7 @@ def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
     state, foregone = text(snapshot, "state"), number(snapshot, "shadow", "mean_s")
-    delays_s = number(snapshot, "pacing", "mean_s") if state in ("probe", *PACED) else None  # now, and not before
+    delays_s = number(snapshot, "pacing", "mean_s") if state in DELAYING else None  # now, and not before
     return {
         "rank": str(snapshot["rank"]),
         "host": text(snapshot, "host") or "-",

@@ -39,10 +39,7 @@ class LastWords:
 
     def install(self) -> None:
         """Install the handler, on the main thread only, and where there is none."""
-        if (
-            threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(signal.SIGTERM) is not _DEFAULT
-        ):
+        if not _on_main_thread() or signal.getsignal(signal.SIGTERM) is not _DEFAULT:
             return
         before = signal.set_wakeup_fd(-1)
         if before != -1:
@@ -66,11 +63,7 @@ class LastWords:
 
         Where nobody has one any more (``asyncio`` leaves it so), take it again. On the main thread only.
         """
-        if (
-            self._ends is None
-            or threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(signal.SIGTERM) is not self._handler
-        ):
+        if self._ends is None or not _on_main_thread() or signal.getsignal(signal.SIGTERM) is not self._handler:
             return
         ours = self._ends[1].fileno()
         with contextlib.suppress(OSError, ValueError):  # the script has closed ours
@@ -82,7 +75,7 @@ class LastWords:
 
     def remove(self) -> None:
         """Everything is as before, unless the script has changed it meanwhile."""
-        if self._ends is None or threading.current_thread() is not threading.main_thread():
+        if self._ends is None or not _on_main_thread():
             return
         _installed.discard(self)
         if signal.getsignal(signal.SIGTERM) is self._handler:
@@ -124,9 +117,11 @@ class LastWords:
         os.kill(os.getpid(), number)
 
 
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 _installed: weakref.WeakSet[LastWords] = weakref.WeakSet()
-
-
 _forking = threading.local()
 
 

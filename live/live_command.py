@@ -122,15 +122,12 @@ def _has_changed(run: RunFolder, snapshot: Snapshot, wish: control_file.Wish) ->
     state, reason, heard = text(snapshot, "state"), text(snapshot, "reason"), taken.get("id") == wish.id
     for_good = state == "off" and bool(reason)  # then it takes nothing in any more
     changed = heard and (not taken.get("waiting") or for_good)
-    why = ""
-    if heard and taken.get("refused"):
-        why = f"does not follow: {taken['refused']}"
-    elif snapshot.get("final"):
-        why = "has ended"
-    elif is_silent(snapshot, time.time()):
-        why = "is silent"
-    elif changed and state != wish.mode:
-        why = f"is in mode {state}: {reason or 'no reason given'}"
-    if why:
-        raise InputError(f"{run.path}: rank {snapshot['rank']} {why}")
+    for fails, why in (
+        (heard and taken.get("refused"), f"does not follow: {taken.get('refused')}"),
+        (snapshot.get("final"), "has ended"),
+        (is_silent(snapshot, time.time()), "is silent"),
+        (changed and state != wish.mode, f"is in mode {state}: {reason or 'no reason given'}"),
+    ):
+        if fails:
+            raise InputError(f"{run.path}: rank {snapshot['rank']} {why}")
     return changed

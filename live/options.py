@@ -18,6 +18,7 @@ from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 PACED, DECIDING = MODES[4:], MODES[3:]
 """Modes that delay by a policy; and those that need one."""
+DELAYING = ("probe", *PACED)
 KILL_SWITCH = "PACEENV_LIVE"
 """Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
 LAUNCHER_SETTINGS: dict[str, Any] = {}

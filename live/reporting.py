@@ -20,13 +20,14 @@ from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import tried
+from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import ALONE
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import status_period_s, write_status
 from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
-from paceenv.live.store_messages import PACING, Peers, poll_s
+from paceenv.live.store_messages import Peers, poll_s
 
 PAGE_S, PAGE_S_PER_RANK = 60.0, 0.6
 """Seconds between two comparisons of the ranks, which make the page: ten minutes at 1,000 ranks."""
@@ -166,7 +167,7 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+            self._watch("the check of the kill file", KILL_FILE_S, partial(self._check_kill_file, options.kill_file))
         period_s, peers = poll_s(loop.world_size), Peers(loop, store)
         others = [("the words of other ranks", period_s, peers.look)]
         if options.out is not None:
@@ -175,7 +176,7 @@ class Output:
             self._control = ControlReader(options.out, loop, peers)
             self._watch("the check of control.json", period_s, self._control.look)
             others += [("who follows control.json", period_s, self._control.agree)]
-        if options.mode in PACING or (options.out is not None and loop.world_size > 1):
+        if options.mode in DELAYING or (options.out is not None and loop.world_size > 1):
             self._beside(*others)
         keep.start()
         self._last_words.install()
@@ -238,9 +239,8 @@ class Output:
         background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)
 
     def _write_status(self, out: Path, final: bool) -> None:
-        if not self._loop.identity.attempt:
-            return  # soon
-        write_status(out, self.snapshot() | {"final": final})
+        if self._loop.identity.attempt:  # else soon
+            write_status(out, self.snapshot() | {"final": final})
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.identity.attempt:
@@ -255,9 +255,8 @@ class Output:
         judged = [{"job": own["job"], "rank": int(rank), "arrival": one} for rank, one in self._verdicts.items()]
         return [own, *judged]
 
-    def _check_kill_file(self, final: bool) -> None:
-        file = self._options.kill_file
-        if not final and file is not None and file.exists():
+    def _check_kill_file(self, file: Path, final: bool) -> None:
+        if not final and file.exists():
             self._loop.stop(f"stopped by the kill file {file}")
 
     def _greeting(self) -> str:

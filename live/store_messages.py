@@ -15,10 +15,8 @@ from typing import Any
 from paceenv.live.decide.control import BARRIER_ALONE_S
 from paceenv.live.identity import Words
 from paceenv.live.loop import Loop
-from paceenv.live.options import PACED
+from paceenv.live.options import DELAYING, PACED
 
-PACING = ("probe", *PACED)
-"""Modes that delay."""
 POLL_S, RANKS_PER_S = 2.0, 200.0
 """Seconds between two looks of a rank, longer in large jobs: so many looks per second of all ranks together."""
 LEAD_S = 20.0
@@ -27,7 +25,6 @@ LEAST_STEPS = 4
 
 
 def poll_s(world_size: int) -> float:
-    """Seconds between two looks of a rank at the file."""
     return max(POLL_S, world_size / RANKS_PER_S)
 
 
@@ -37,7 +34,7 @@ def lead_s(world_size: int) -> float:
 
 
 class Peers:
-    """What the ranks of one loop say to each other.
+    """What the ranks of one loop say to each other; without a store nothing is ever paced.
 
     One rank that paces no more ends pacing on all: no rank may pace in a mixed job. Ranks that stopped leave a word
     under one name, with the iteration; a word from before the present mode says nothing.
@@ -45,11 +42,7 @@ class Peers:
     A rank alone cannot tell a barrier that takes 10 ms from one in which it always waits for 10 ms. If it takes the
     first for the second, the last rank delays itself, and the job with it. In each step the rank that came last has the
     shortest barrier. So every rank leaves its barriers of some steps as one word, rank 0 takes the shortest of each
-    step, and their median is the answer. It happens in the quiet start and again after ever longer times. Without an
-    answer nothing changes.
-
-    Args:
-        store: the job's (``torch.distributed.Store``), or None where there is none, and then nothing is ever paced.
+    step, and their median is the answer. Without one nothing changes.
     """
 
     def __init__(self, loop: Loop, store: Any) -> None:
@@ -69,7 +62,7 @@ class Peers:
         words = self.words() if not final and loop.world_size > 1 else None
         if words is None:
             return
-        if loop.options.mode in PACING:
+        if loop.options.mode in DELAYING:
             self._compare(words)
         mark = loop.control.barriers.mark
         if loop.identity.complete and loop.control.mode in PACED and mark is not None and mark != self._done:

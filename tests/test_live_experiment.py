@@ -19,7 +19,7 @@ from paceenv.live.decide.experiment import (
     Comparison,
     Experiment,
 )
-from paceenv.live.decide.live_policy import find_candidates
+from paceenv.live.decide.live_policy import needed_policy
 
 STEP_S, BLOCK = 0.2, 12
 SMALL = BlockPlan(BLOCK, 2, 12)
@@ -144,25 +144,6 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
 # ------------------------------------------------------------------------------------------------ several candidates
 
 
-def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
-    plan = Plan(3, [BlockPlan(60, 20, 40)] * len(gains))
-    experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan), np.random.default_rng(0)
-    for i in range(plan.after(rounds) + 1):
-        arm = plan.turn(i).arm
-        gain = gains[arm] if arm is not None else 0.0
-        experiment.add(i, STEP_S * (1.0 - gain) * math.exp(random.normal(0.0, 0.02) + 1e-5 * i), 0.01 * (arm is None))
-    experiment.final()
-    return experiment
-
-
-def test_each_candidate_has_its_verdict() -> None:
-    found = _several((0.0, 0.2, 0.1), 8)
-    assert [one.pairs for one in found.candidates] == [8, 8, 8]
-    assert [one.verdict.verdict for one in found.candidates][1:] == ["helps", "helps"]
-    assert found.leading is found.candidates[1]
-    assert [one["name"] for one in found.as_dict()["canary"]["candidates"]] == ["p0", "p1", "p2"]
-
-
 def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
     holder: list[Job] = []
     random = np.random.default_rng(3)
@@ -172,7 +153,7 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
         effect = (2.0, -1.0)[arm] if arm is not None else 0.0
         return JOB_STEP_S * (1.0 + random.normal(0.0, 0.005)) + effect * delay_s
 
-    job = Job(find_candidates("static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
+    job = Job(needed_policy("canary", None, "static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
     holder.append(job)
     found = in_blocks(job)
     job.run(found.plan.after(9))

@@ -163,14 +163,9 @@ def delayed(backlog: bool) -> list[float]:
     return effects
 
 
-def test_nothing_is_held_on_nccl_and_a_side_stream_can(tmp_path: Path, record_property: Record) -> None:
+def test_nothing_is_held_on_nccl(tmp_path: Path) -> None:
     [held] = results(run_ranks(gpu_bodies.held_back, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S))
-    assert held["kind"] == "Work"
-    assert held["count"] == 0
-    assert held["same"]
-    record_property("hold", f"of 5 ms {1e3 * held['side_s']:.2f} ms, the current stream {1e3 * held['main_s']:.2f} ms")
-    assert 0.004 < held["side_s"] < 0.01
-    assert held["main_s"] < 0.002
+    assert held == ["Work", 0, True]
 
 
 @pytest.mark.parametrize("backlog", [False, True])

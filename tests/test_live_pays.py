@@ -41,7 +41,7 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
     iterations, tries = scenario.loop.contest_iterations([POLICY], PAIRS), 0
     while True:
         result = run_scenario(scenario, tmp_path / str(tries), agents={"pairs": agent}, iterations=iterations)
-        job, tries = result.jobs["pairs"], tries + 1
+        job, tries = result["pairs"], tries + 1
         ends = [(s["canary"]["low"], s["canary"]["high"]) for s in job.snapshots]
         if tries == TRIES or all(None not in end and end[1] - end[0] <= NOISY for end in ends):
             break

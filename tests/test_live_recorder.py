@@ -23,7 +23,7 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
     target = recorder(tmp_path)
     for first in range(0, 300, 100):
         target.add(batch(100, first=first, delay_s=0.001))
-        target.flush()
+        target.write(True)
     [path] = segment_files(tmp_path)
     assert path == tmp_path / ATTEMPT / "rank00000-000.pace"
     (header, found, note), expected = read_segment(path), batch(100, first=200, delay_s=0.001)
@@ -41,7 +41,7 @@ def test_full_files_are_followed_by_new_ones_and_the_oldest_go(tmp_path: Path, m
     target = recorder(tmp_path)
     for first in range(0, 600, 60):
         target.add(batch(60, first=first))
-        target.flush()
+        target.write(True)
     assert target.counts == {"rows": 1800, "dropped": 0, "segments": 10}
     paths = segment_files(tmp_path)
     assert [path.stem[-3:] for path in paths] == ["007", "008", "009"]
@@ -62,7 +62,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path, monkeypa
     assert kept > 5000
     assert target.counts == {"rows": 0, "dropped": 40_000 - kept, "segments": 0}
     (tmp_path / ATTEMPT).unlink()  # the newest are still there when the folder is writable again
-    target.flush()
+    target.write(True)
     assert merge_trace(RunFolder(tmp_path)).column("iteration").max() == 39_999
     assert target.counts["dropped"] == 40_000 - kept
 
@@ -70,10 +70,10 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path, monkeypa
 def test_nothing_is_written_before_the_attempt_is_known(tmp_path: Path) -> None:
     target = recorder(tmp_path, attempt="")
     target.add(batch(5))
-    target.flush()
+    target.write(True)
     assert list(tmp_path.iterdir()) == []
     target.attempt = ATTEMPT
-    target.flush()
+    target.write(True)
     [path] = segment_files(tmp_path)
     assert read_segment(path)[0]["job"]["attempt"] == path.parent.name == ATTEMPT
 
@@ -98,7 +98,7 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
 
     def flush() -> None:
         with pytest.raises(OSError, match="Input/output error"):
-            target.flush()
+            target.write(True)
 
     thread = threading.Thread(target=flush)
     thread.start()
@@ -109,7 +109,7 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
     release.set()
     thread.join(DEADLINE_S)
     monkeypatch.setattr(os, "write", WRITE)
-    target.flush()
+    target.write(True)
     assert target.counts == {"rows": 3 * 8 * 5, "dropped": 4 * 5, "segments": 1}
     [path] = segment_files(tmp_path)
     assert read_segment(path)[2] == "", "half a write was taken back"
@@ -119,7 +119,7 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
 def test_a_file_that_somebody_touched_is_left_alone(tmp_path: Path, what: str) -> None:
     target = recorder(tmp_path)
     target.add(batch(10))
-    target.flush()
+    target.write(True)
     [path] = segment_files(tmp_path)
     mine = tmp_path / "mine"
     mine.write_bytes(b"mine")
@@ -136,7 +136,7 @@ def test_a_file_that_somebody_touched_is_left_alone(tmp_path: Path, what: str) -
     elif what == "a link":
         path.symlink_to(mine)
     target.add(batch(10, first=10))
-    target.flush()
+    target.write(True)
     assert mine.read_bytes() == b"mine"
     newest = segment_files(tmp_path)[-1]
     assert newest.name == "rank00000-001.pace"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from live_jobs import root_and, run_ranks
-from live_testbed_bodies import TRANSFERS, transfers_of_every_kind
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
@@ -23,6 +22,7 @@ from paceenv.core.trace import read_trace
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.live.testbed.training_job import emulated_step
 from paceenv.ui import config_files
 
 ITERATIONS, DEADLINE_S = 8, 300.0
@@ -44,7 +44,7 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
     main = chosen.job(chosen.loop.job)
     agents = {main.name: agent_options(chosen.loop, "observe")}
     result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=ITERATIONS, deadline_s=DEADLINE_S)
-    mine = result.jobs[main.name]
+    mine = result[main.name]
     assert mine.steps_s_TR.shape == (ITERATIONS, main.ranks)
     assert (np.diff(mine.steps_s_TR, axis=0) > 0.0).all()
     least_s = sum(phase.compute.mean_s for phase in main.iteration if phase.compute and not phase.compute.ranks)
@@ -56,8 +56,8 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
     kinds = {next(iter(phase.model_fields_set)) for phase in main.iteration}
     assert kinds - {"compute"} <= set(trace.column("op"))
     assert set(trace.column("rank")) == set(range(main.ranks))
-    for other in set(result.jobs) - {main.name}:  # they began before the main one, and went on until it ended
-        steps_s = result.jobs[other].steps_s_TR.max(axis=1)
+    for other in set(result) - {main.name}:  # they began before the main one, and went on until it ended
+        steps_s = result[other].steps_s_TR.max(axis=1)
         assert steps_s[0] < mine.steps_s_TR.min()
         assert steps_s[-1] > mine.steps_s_TR[-2].max()
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
@@ -73,7 +73,7 @@ def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     limits = ["--cap-s", "0.2", "--cap-share", "0.5", "--budget-s-per-minute", "30", "--quiet-first", "1"]
     agent = ["--mode", "active", "--block-iterations", "6", *last_place, *limits]
     result = run_scenario(chosen, tmp_path / "run", agents={"pair": agent}, iterations=60, deadline_s=DEADLINE_S)
-    pair = result.jobs["pair"]
+    pair = result["pair"]
     assert pair.trace is not None
     trace = read_trace(pair.trace)
     paced = trace.isin("op", "pace")
@@ -206,6 +206,15 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "mine"
 
 
+def transfers_of_every_kind() -> None:
+    """Two iterations with every kind of transfer, among all and in groups of neighbours."""
+    given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "communicator": None, "background": False}
+    forms = [given, given | {"group_size": 2}, given | {"communicator": "beside", "background": True}]
+    phases = [{kind: form} for form in forms for kind in ("all_reduce", "gather", "all_to_all")]
+    step, _ = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
+    for iteration in range(2):
+        step(iteration)
+
+
 def test_every_kind_of_transfer_in_groups_of_either_shape(tmp_path: Path) -> None:
-    ended = run_ranks(transfers_of_every_kind, 4, tmp_path)
-    assert [rank.result for rank in ended] == [sorted(TRANSFERS)] * 4
+    run_ranks(transfers_of_every_kind, 4, tmp_path)  # fails where a rank does

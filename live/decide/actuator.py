@@ -86,8 +86,6 @@ class DeviceActuator(HostActuator):
 
 
 class DelayLengths:
-    """The lengths of a rank's delays, seconds."""
-
     def __init__(self) -> None:
         self.count = 0
         self.total_s = self.longest_s = 0.0

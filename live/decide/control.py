@@ -49,7 +49,6 @@ class Barriers:
         self._newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
 
     def add(self, step: Step) -> None:
-        """Take in the barrier of an iteration."""
         if step.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
             self.compared_s, self.mark = dict(self._newest), self._next_mark
             while self._next_mark <= step.iteration:
@@ -63,12 +62,7 @@ class Barriers:
 
 
 class Control:
-    """Decides and delays, as far as the mode allows.
-
-    Args:
-        place: the rank, and how many there are.
-        begins_at: the first iteration of this mode.
-    """
+    """Decides and delays, as far as the mode allows. ``place``: the rank, and how many there are."""
 
     def __init__(
         self,
@@ -83,7 +77,7 @@ class Control:
         begins_at: int = 0,
     ) -> None:
         self.begins_at = self.iteration = begins_at
-        """``iteration`` is the last one that was taken in while this rank decided."""
+        """The first iteration of this mode, and the last one that was taken in while this rank decided."""
         self.quiet_until = begins_at + options.quiet_first
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from paceenv.core.pacing import releases
@@ -43,14 +43,9 @@ class Transfer:
         self.args, self.asked_s, self.due_s, self.sequence = tuple(map(_kept, args)), asked_s, due_s, sequence
         self._original, self._kwargs = original, {name: _kept(value) for name, value in kwargs.items()}
         self._gradients = torch.is_grad_enabled()
-        self._work: Any = None
+        self.work: Any = None
         self.begun = False
         self.error: BaseException | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether its start is over."""
-        return self._work is not None or self.error is not None
 
     def start(self) -> None:
         """Start it, unless that has been done. An error is for those who ask for the result."""
@@ -61,7 +56,7 @@ class Transfer:
         self.begun = True
         try:
             with torch.set_grad_enabled(self._gradients):
-                self._work = self._original(*self.args, **self._kwargs)
+                self.work = self._original(*self.args, **self._kwargs)
         except BaseException as error:
             self.error = error
             if not isinstance(error, Exception):
@@ -72,14 +67,12 @@ class Transfer:
     def result(self) -> Any:
         if self.error is not None:
             raise self.error
-        if self._work is None:
+        if self.work is None:
             raise RuntimeError("the start of this collective was interrupted")
-        return self._work
+        return self.work
 
 
 class Deferral:
-    """Holds back the transfers of one rank."""
-
     def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
         self.hold_s = 0.0
         """How long each transfer is held back from now on, seconds; 0 holds nothing."""
@@ -108,13 +101,9 @@ class Deferral:
         from torch.distributed import _functional_collectives as functional
         from torch.nn.parallel import DistributedDataParallel
 
-        for name, attribute in list(vars(ProcessGroup).items()):
-            if (
-                callable(attribute)
-                and not isinstance(attribute, type)
-                and name[:2] != "__"
-                and name not in _ASK_NOTHING
-            ):
+        methods = [name for name, one in vars(ProcessGroup).items() if callable(one) and not isinstance(one, type)]
+        for name in methods:
+            if name[:2] != "__" and name not in _ASK_NOTHING:
                 self._hooks.instead(ProcessGroup, name, functools.partial(self._called, name))
         for name in FUNCTIONS:  # PyTorch's C++ starts these
             self._hooks.instead(functional, name, self._called_elsewhere, traced=True)
@@ -260,7 +249,7 @@ class Deferral:
 
     def _begin(self, key: int, transfer: Transfer) -> Any:
         """Somebody asks for a transfer: its real work, or the error of its start."""
-        if not transfer.known:
+        if transfer.work is None and transfer.error is None:
             try:
                 self.release(key)  # waits for a start that is under way
             except Exception as error:
@@ -329,9 +318,7 @@ def _held_work() -> type:
         Work.__init__(self)
         self._begin = begin
 
-    names = [
-        name for name in vars(Work) if not name.startswith("__") and name not in ("unbox", "_pybind11_conduit_v1_")
-    ]
+    names = {name for name in vars(Work) if name[:2] != "__"} - {"unbox", "_pybind11_conduit_v1_"}
     return type("HeldWork", (Work,), {"__init__": begin_with} | {name: asks(name) for name in names})
 
 
@@ -340,22 +327,16 @@ def _kept(argument: Any) -> Any:
     return [_kept(part) for part in argument] if isinstance(argument, (list, tuple)) else argument
 
 
-def _tensors(argument: Any) -> Iterator[Any]:
-    if isinstance(argument, (list, tuple)):
-        for part in argument:
-            yield from _tensors(part)
-    elif hasattr(argument, "untyped_storage"):
-        yield argument
-
-
 def _on_cpu(argument: Any) -> bool:
     """Whether all tensors in an argument are plain ones on the CPU."""
     import torch
 
-    return all(
-        type(one) in (torch.Tensor, torch.nn.Parameter) and one.device.type == "cpu" and one.layout is torch.strided
-        for one in _tensors(argument)
-    )
+    if isinstance(argument, (list, tuple)):
+        return all(map(_on_cpu, argument))
+    if not hasattr(argument, "untyped_storage"):
+        return True
+    plain = type(argument) in (torch.Tensor, torch.nn.Parameter) and argument.layout is torch.strided
+    return plain and argument.device.type == "cpu"
 
 
 def _plain_mode() -> bool:

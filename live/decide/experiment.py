@@ -52,11 +52,8 @@ class Comparison:
     """One candidate against no pacing, while the job runs.
 
     Evaluations follow 4, 8, 16, 32, ... pairs. Evaluation ``k`` has an error share of ``ALPHA / 2 ** k``, so all of
-    them together err in at most ``ALPHA`` of the jobs. Between evaluations the last verdict stands.
-
-    Args:
-        memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) the comparison starts anew with its own
-            share, so that an old gain does not hide a new loss; None: never.
+    them together err in at most ``ALPHA`` of the jobs. Between evaluations the last verdict stands. After one of
+    ``memory_pairs`` (4, 8, 16, ...) the comparison starts anew with its own share; None: never.
     """
 
     def __init__(self, name: str, *, memory_pairs: int | None = None) -> None:
@@ -77,9 +74,7 @@ class Comparison:
     def take(self, ratio: float, delay_s: float, paced_s: float) -> bool:
         """Take in a pair of blocks; whether there was a new evaluation.
 
-        Args:
-            ratio: log ratio of the counted steps' means, with pacing over without.
-            delay_s: this rank's delays in the counted steps with pacing, which took ``paced_s``.
+        This rank's delays took ``delay_s`` of the ``paced_s`` that the counted steps with pacing lasted.
         """
         self.mean.add(ratio)
         self._delays_s += delay_s

@@ -111,11 +111,8 @@ class OutOfRange(RuntimeError):
 class GuardedPolicy(Policy):
     """A policy that is checked at every call, and not called again after a fault.
 
-    Args:
-        calibrated_range: for each signal the interval ``[low, high]`` of its training; other signals are not checked.
-
-    Raises:
-        InputError: an unknown signal.
+    Signals without a ``calibrated_range``, an interval ``[low, high]``, are not checked. Raises InputError for an
+    unknown one.
     """
 
     def __init__(
@@ -147,13 +144,18 @@ class GuardedPolicy(Policy):
         """The policy's settings, checked; raises :class:`PolicyFault` or :class:`OutOfRange`."""
         if self._fault:
             raise PolicyFault(self._fault)
-        self._check_range(signals_BO)
+        if len(lost := np.flatnonzero(self._watch.lost(signals_BO))):
+            listed = self._watch.described(signals_BO[lost[0]])
+            raise OutOfRange(f"policy {self.name} is not calibrated for this job: {listed}")
         start_s = self._clock()
         try:
             settings = np.array(self._policy.act(signals_BO.copy()))
         except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
             raise self._failed(f"raised {described(error)}") from error
-        self._check_time(self._clock() - start_s)
+        took_s = self._clock() - start_s
+        self._slow = self._slow + 1 if took_s > self._limit_s else 0
+        if took_s > FAR_TOO_SLOW * self._limit_s or self._slow >= SLOW_DECISIONS:
+            raise self._failed(f"took {1e3 * took_s:.0f} ms to decide; allowed: {1e3 * self._limit_s:.0f} ms")
         if fault := fault_of(settings, len(signals_BO), threshold=MAX_THRESHOLD, window=MAX_WINDOW):
             raise self._failed(fault)
         return settings.astype(np.float64)
@@ -161,14 +163,3 @@ class GuardedPolicy(Policy):
     def _failed(self, how: str) -> PolicyFault:
         self._fault = f"policy {self.name} {how}"
         return PolicyFault(self._fault)
-
-    def _check_range(self, signals_BO: NDArray[np.float32]) -> None:
-        lost = np.flatnonzero(self._watch.lost(signals_BO))
-        if len(lost):
-            listed = self._watch.described(signals_BO[lost[0]])
-            raise OutOfRange(f"policy {self.name} is not calibrated for this job: {listed}")
-
-    def _check_time(self, took_s: float) -> None:
-        self._slow = self._slow + 1 if took_s > self._limit_s else 0
-        if took_s > FAR_TOO_SLOW * self._limit_s or self._slow >= SLOW_DECISIONS:
-            raise self._failed(f"took {1e3 * took_s:.0f} ms to decide; allowed: {1e3 * self._limit_s:.0f} ms")

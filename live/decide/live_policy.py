@@ -62,26 +62,21 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 
 
 def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
-    """What a mode decides by: the policy or, where it has several, the candidates."""
-    named = find_policy(policy)
-    if mode in PACED and candidates:
-        return find_candidates(candidates, named if policy is not None else None)
-    return named
-
-
-def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
-    """The candidates that ``text`` names (option ``candidates``), and one ``more``.
+    """What a mode decides by: the policy or, where it has several, the candidates (option) and the policy.
 
     With a fault in one of them nothing is paced: every rank must have the same.
     """
+    more = find_policy(policy)
+    if mode not in PACED or not candidates:
+        return more
     names = list[str]()
-    for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):
+    for part in filter(None, (part.strip() for part in candidates.split(SEPARATOR))):
         names += DEFAULT_CONSTANTS if part == DEFAULTS else [part]
     policies = [find_policy(name) for name in dict.fromkeys(names)]
-    if more is not None and more.source not in names:
+    if policy is not None and more.source not in names:
         policies.append(more)
     faults = [one.fault for one in policies if one.fault]
     digest = hashlib.sha256(repr([(one.source, one.sha256) for one in policies]).encode()).hexdigest()
-    fault = faults[0] if faults else "" if policies else f"candidates = {text!r}; allowed: at least one policy"
+    fault = faults[0] if faults else "" if policies else f"candidates = {candidates!r}; allowed: at least one policy"
     source = SEPARATOR.join(one.source for one in policies)
     return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(policies))

@@ -85,10 +85,7 @@ class Shadow(Mode):
 
 
 class Probing(Mode):
-    """Mode probe: tiny random delays, so that the effect of a delay on the job is measured and not only fitted.
-
-    ``paceenv.core.probing`` draws which rank is delayed when, the same on every rank. Here is the length on this job.
-    """
+    """Mode probe: ``paceenv.core.probing`` draws which rank is delayed when; here is the length on this job."""
 
     def __init__(self, options: Options, seed: int, begin: int) -> None:
         super().__init__()

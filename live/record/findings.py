@@ -2,12 +2,10 @@
 
 The step is common to all ranks that process groups connect. So the rank whose own work takes longer than that of the
 others is late by the difference, and the others wait for it in collectives. A rank that comes late to one collective
-because it waited in another has no longer work of its own; it is not late. A rank is named only if its work takes
-longer *and* the members of its groups wait for it. Everything else that could explain the waits is listed as not
-attributable, with its reason: collectives that the agents could not see or put aside, ranks without an agent.
+because it waited in another has no longer work of its own; it is not late.
 
 Findings are plain JSON data: ``verdicts`` by rank (as text), each the field ``arrival`` of a snapshot, and ``text``:
-all in words, for the page. Times are seconds per step; null means unknown.
+all in words, for the page.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
     hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
-    named = [rank for rank_set in sets for rank in job.names(rank_set.named)]
+    named = [job.ranks[place] for rank_set in sets for place in rank_set.named]
     lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
     for rank_set in sets:
         lines += _refused(rank_set)[:LISTED]
@@ -46,7 +46,7 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if broke_off:  # then nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
     lines += _counted(verdicts, late=bool(late), uneven=any(rank_set.lost_s for rank_set in sets))
-    unattributed = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
+    unattributed = [f"{job.names(one.places)}: {reason}" for one in sets for reason in one.reasons]
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
@@ -96,7 +96,7 @@ def _late_line(rank_set: RankSet, team: list[int]) -> str:
     job, late = rank_set.job, rank_set.late[team[0]]
     hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
     on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
-    head = late_line(job.names(team), late, job.span(late)[0], on)
+    head = late_line([job.ranks[place] for place in team], late, job.span(late)[0], on)
     clauses = _clauses(rank_set, team)
     missing = "; ranks without a snapshot may be later" if job.missing else ""
     return head + (f": {', '.join(clauses)}" if clauses else "") + missing
@@ -117,7 +117,7 @@ def _clauses(rank_set: RankSet, team: list[int]) -> list[str]:
             waiting.setdefault(id(wait), (wait, []))[1].append(place)
     rows = sorted(waiting.values(), key=lambda row: (len(row[0].places), row[0].op, row[1][0]))
     clauses = [
-        f"{name_ranks(rank_set.job.names(places))} {'waits' if len(places) == 1 else 'wait'} for "
+        f"{rank_set.job.names(places)} {'waits' if len(places) == 1 else 'wait'} for "
         f"{'it' if len(team) == 1 else 'them'} in {wait.op} of {name_ranks(wait.group.ranks)}"
         for wait, places in rows[:LISTED]
     ]
@@ -135,11 +135,9 @@ def _refused(rank_set: RankSet) -> list[str]:
             reasons.setdefault(rank_set.refused[place], []).append(place)
     lines = []
     for why, places in reasons.items():
-        longest_s = max(rank_set.late[place].late_s for place in places)
-        which = name_ranks(rank_set.job.names(places))
-        work = "its own work takes" if len(places) == 1 else "their own work takes"
-        single = "" if len(places) == 1 else "up to "
-        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others, but {why}")
+        longest = duration(max(rank_set.late[place].late_s for place in places))
+        takes = "its own work takes" if len(places) == 1 else "their own work takes up to"
+        lines.append(f"{rank_set.job.names(places)}: {takes} {longest} longer than that of the others, but {why}")
     return lines
 
 
@@ -149,7 +147,7 @@ def _past_and_lost(rank_set: RankSet) -> list[str]:
     if rank_set.lost_s:
         waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
-            f"each of {name_ranks(rank_set.job.names(rank_set.compared))} {waits}, "
+            f"each of {rank_set.job.names(rank_set.compared)} {waits}, "
             "and none is surely the last on average: variation of the ranks' work or of the network, so far"
         )
     for place in sorted(rank_set.late):
@@ -163,21 +161,18 @@ def _past_and_lost(rank_set: RankSet) -> list[str]:
 
 def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: bool) -> list[str]:
     """Early, on time and not judged, in one line each."""
-    by_verdict: dict[str, list[int]] = {}
-    for rank, verdict in verdicts.items():
-        by_verdict.setdefault(verdict["verdict"], []).append(int(rank))
+    early, unknown, on_time = (
+        [int(rank) for rank, verdict in verdicts.items() if verdict["verdict"] == kind]
+        for kind in (EARLY, UNKNOWN, ON_TIME)
+    )
     lines = []
-    early = by_verdict.get(EARLY, [])
     if early:
-        waits_s = sorted(float(verdicts[str(rank)]["early_s"]) for rank in early)
-        longest = f", {duration(waits_s[-1])}" if len(early) == 1 else f", up to {duration(waits_s[-1])} each"
-        lines.append(f"early, and waiting: {name_ranks(early)}{longest}")
-    unknown = by_verdict.get(UNKNOWN, [])
+        longest = duration(max(float(verdicts[str(rank)]["early_s"]) for rank in early))
+        each = longest if len(early) == 1 else f"up to {longest} each"
+        lines.append(f"early, and waiting: {name_ranks(early)}, {each}")
     if unknown:
-        reasons = Counter(str(verdicts[str(rank)]["evidence"]) for rank in unknown)
-        why, _ = reasons.most_common(1)[0]
+        [(why, _)] = Counter(str(verdicts[str(rank)]["evidence"]) for rank in unknown).most_common(1)
         lines.append(f"insufficient evidence: {name_ranks(unknown)}; {why}")
-    on_time = by_verdict.get(ON_TIME, [])
     if on_time:
         everyone = len(on_time) == len(verdicts) and not late
         average = " on average" if uneven else ""

@@ -64,12 +64,11 @@ class Housekeeping:
 
         Tasks due together run in the order they were added.
         """
-        self._tasks.append(_Task(name, period_s, run, 0.0))
+        self._tasks.append(_Task(name, period_s, run, time.monotonic() + period_s))
 
-    def start(self) -> bool:
-        """Start the thread; if the system refuses, that is reported and the job goes on without. Returns success."""
-        self._thread = self._thread or background("paceenv-live", self._run, self._problem)
-        return self._thread is not None
+    def start(self) -> None:
+        """Start the thread; if the system refuses, that is reported and the job goes on without."""
+        self._thread = background("paceenv-live", self._run, self._problem)
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Let every task run a last time, and wait for it; returns whether all are done.
@@ -96,16 +95,13 @@ class Housekeeping:
         missing = [task.name for task in self._tasks if not task.ended]
         if missing and deadline_s > 0.0:
             waited_s = time.monotonic() - begun_s
-            self._say(f"not finished {waited_s:.3g} s after the end, and given up: {', '.join(missing)}")
+            _say(self._problem, f"not finished {waited_s:.3g} s after the end, and given up: {', '.join(missing)}")
         return not missing
 
     def _run(self) -> None:
-        now_s = time.monotonic()
-        for task in self._tasks:
-            task.due_s = now_s + task.period_s
         final = False
         while not final:
-            wait_s = min((task.due_s for task in self._tasks), default=now_s + 60.0) - time.monotonic()
+            wait_s = min(task.due_s for task in self._tasks) - time.monotonic()
             final = self._stopping.wait(max(wait_s, 0.0))
             now_s = time.monotonic()
             for task in list(self._tasks):
@@ -120,14 +116,15 @@ class Housekeeping:
         except Exception as error:
             task.failures += 1
             if task.failures == MAX_FAILURES or (final and task.failures < MAX_FAILURES):
-                self._say(f"{task.name} failed: {described(error)}")
+                _say(self._problem, f"{task.name} failed: {described(error)}")
         # counted from the end, so that a process that was stopped for a while does not catch up
         task.due_s = time.monotonic() + task.period_s
         task.ended = final
 
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(Exception):
-            self._problem(text)
+
+def _say(problem: Callable[[str], None], text: str) -> None:
+    with contextlib.suppress(Exception):
+        problem(text)
 
 
 def background(
@@ -138,23 +135,19 @@ def background(
     None where the system refuses, which ``problem`` hears, too.
     """
 
-    def say(text: str) -> None:
-        with contextlib.suppress(Exception):
-            problem(text)
-
     def guarded() -> None:
         with contextlib.suppress(OSError, ValueError):  # signals reach the main thread, and interrupt its waits
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
         try:
             run()
         except Exception as error:
-            say(f"thread {name} ended: {described(error)}")
+            _say(problem, f"thread {name} ended: {described(error)}")
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:  # no new threads, or Python is ending
-        say(f"no thread {name}: {error}")
+        _say(problem, f"no thread {name}: {error}")
         return None
     return thread
 

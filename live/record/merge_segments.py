@@ -35,10 +35,7 @@ NEIGHBOURS: Final = 31
 _NOT_COLLECTIVE: Final = ("wait", *COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, PACE_OP, "evaluation")
 
 Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-
-Series = tuple[Integers, Array]
+Series = tuple[NDArray[np.int64], Array]
 """A time, seconds, for each of some iterations: their numbers, and the times."""
 
 
@@ -164,8 +161,7 @@ def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Path, Mapping[
 def _ends(segment: Batch) -> Series:
     """The end of the last collective of each iteration that has one."""
     together = np.array([kind.side != THREAD and kind.op not in _NOT_COLLECTIVE for kind in segment.kinds], np.bool_)
-    operations_N = segment.operations_N
-    operations_N = operations_N[together[operations_N["kind"]]] if len(operations_N) else operations_N
+    operations_N = segment.operations_N[together[segment.operations_N["kind"]]]
     end_s_T = np.full(len(segment.iterations_T), -np.inf)
     np.maximum.at(end_s_T, operations_N["place"], operations_N["end_s"])
     seen = end_s_T > -np.inf

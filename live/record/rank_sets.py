@@ -1,13 +1,12 @@
 """The ranks that groups connect: whose own work takes longer, whom the others wait for, and what hides it.
 
 A rank is named late only if its work takes longer *and* the members of its groups wait for it. Everything else that
-could explain the waits is a reason (:mod:`paceenv.live.record.findings` tells all of it).
+could explain the waits is listed as a reason: collectives that the agents could not see or put aside, missing ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,15 +106,12 @@ class RankSet:
         """Less than this is noise."""
         return max([FLOOR_S, *(least_s for least_s in self._least_s.values() if math.isfinite(least_s))])
 
-    def _names(self, places: Sequence[int]) -> str:
-        return name_ranks(self.job.names(places))
-
     def _choose_compared(self) -> None:
         """The ranks with enough blocks and the same steps as the others."""
         own, step = self.job.own_s_RK[self.places], self.job.step_s_RK[self.places]
         enough = (~np.isnan(own)).sum(axis=1) >= FIRST_STEPS
         if short := [place for place, is_enough in zip(self.places, enough, strict=True) if not is_enough]:
-            self.reasons.append(f"{self._names(short)} measured too few iterations")
+            self.reasons.append(f"{self.job.names(short)} measured too few iterations")
         if not enough.any():
             return
         common = ~np.isnan(step[enough]).any(axis=0)
@@ -124,7 +120,7 @@ class RankSet:
         others = np.abs(step_s_R - self.step_s) > OTHER_STEP_SHARE * self.step_s + 2.0 * FLOOR_S
         if apart := [place for place, is_other in zip(self.places, others & enough, strict=True) if is_other]:
             verb = "does" if len(apart) == 1 else "do"
-            self.reasons.append(f"{self._names(apart)} {verb} not have the same steps as the other ranks")
+            self.reasons.append(f"{self.job.names(apart)} {verb} not have the same steps as the other ranks")
         self.compared = [p for p, good in zip(self.places, enough & ~others, strict=True) if good]
 
     def _watch(self, own_s_RK: Times) -> Findings:
@@ -144,7 +140,7 @@ class RankSet:
         if self._stages and (replicas := [rows for rows in by_stage.values() if len(rows) > 1]):
             alike = replicas
             if single := [self.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1]:
-                self.reasons.append(f"{self._names(single)} have no rank of the same pipeline stage beside them")
+                self.reasons.append(f"{job.names(single)} have no rank of the same pipeline stage beside them")
         known_K = (~np.isnan(own_s_RK)).sum(axis=0)
         own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
         watched = find_late_ranks(own_s_RK.T, self.step_s, alike=alike, steps_T=job.steps_K)

@@ -64,14 +64,12 @@ class TraceRecorder:
         self._forget_oldest()
 
     def write(self, final: bool) -> None:
-        """Flush if it is due, or ``final``; for the housekeeping thread, about once a second."""
-        due = self._bytes() >= PENDING_BYTES or time.monotonic() - self._flushed_s >= self._flush_s
-        if final or due:
-            self.flush()
+        """Append what waits, if it is due or ``final``; on one thread only, about once a second.
 
-    def flush(self) -> None:
-        """Append what waits; on one thread only. Raises why it cannot be written; then it waits for the next flush."""
-        if not self._waiting or not self.attempt:
+        Raises why it cannot be written; then it waits for the next time.
+        """
+        due = self._bytes() >= PENDING_BYTES or time.monotonic() - self._flushed_s >= self._flush_s
+        if not (final or due) or not self._waiting or not self.attempt:
             return
         batches = [self._waiting.popleft() for _ in range(len(self._waiting))]
         try:

@@ -1,21 +1,11 @@
 """The folder of a run: the paths of each rank's files, and reading them, hostile ones among them.
 
-::
-
-    DIR/<attempt>/rank00003.json        the rank's last snapshot
-    DIR/<attempt>/rank00003-000.pace    segments of its trace
-    DIR/<attempt>/summary.txt           the page of rank 0; that of the last attempt also as DIR/summary.txt
-    DIR/control.json                    changes of mode at run time
-
-An attempt is one start of the job's processes, named by the time and six hex digits (``20261123T053000-3f2a91``), so
-that names sort by time; all its ranks share the name. A file's path says of which attempt and rank it is. What is no
-regular file, or holds something else, is passed over with a note. Files whose names begin with a dot are unfinished and
-never read.
+Which files there are is in ``docs/reference/live-folder.md``. Names of attempts sort by time. A file's path says of
+which attempt and rank it is. What is no regular file, or holds something else, is passed over with a note.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -142,13 +132,6 @@ class RunFolder:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")
             return None
         return data
-
-
-def of_the_others(folder: Path, own: Snapshot) -> list[Snapshot]:
-    """The last status of every other rank; nothing where there is none yet."""
-    with contextlib.suppress(InputError, OSError):
-        return [one for one in RunFolder(folder).statuses(own["attempt"]) if one["rank"] != own["rank"]]
-    return []
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import LateRank
+from paceenv.core.wording import name_ranks
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -65,10 +66,7 @@ class Wait(NamedTuple):
 
 
 class Job:
-    """The snapshots of a job's R ranks side by side, over the same K blocks: what all sets of ranks are judged from.
-
-    Ill-typed entries count as missing.
-    """
+    """What all sets of ranks are judged from. Ill-typed entries count as missing."""
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
@@ -95,8 +93,9 @@ class Job:
         """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
         self._read_traffic()
 
-    def names(self, places: Sequence[int]) -> list[int]:
-        return [self.ranks[place] for place in places]
+    def names(self, places: Sequence[int]) -> str:
+        """The ranks at these places in words."""
+        return name_ranks([self.ranks[place] for place in places])
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
         """A number of the snapshots at these places; 0 where it is unknown."""

@@ -55,7 +55,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 SCHEMA: Final = "paceenv.live/2"
-PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)
 ASKED: Final = "SIGTERM"

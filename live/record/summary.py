@@ -5,6 +5,7 @@ Made from the ranks' snapshots that can be found; it gives their number. Plain t
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import time
 from collections import Counter
@@ -13,11 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.run_folder import SUMMARY, of_the_others
-from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text, total
+from paceenv.live.record.run_folder import SUMMARY, RunFolder
+from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
 NAMES: Final = {
     "compute": "compute and everything else",
@@ -37,7 +39,9 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
     """Write the page to the run's folder, and to its attempt's, from all ranks' last status; it and the findings."""
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
-        others = of_the_others(place, own)
+        others = list[Snapshot]()
+        with contextlib.suppress(InputError, OSError):  # no rank has written anything yet
+            others = [one for one in RunFolder(place).statuses(own["attempt"]) if one["rank"] != own["rank"]]
         complete = len(others) + 1 >= own["world_size"] and all(entry(s, "final") for s in others)
         if complete or time.monotonic() >= until_s:
             break
@@ -104,12 +108,12 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
-    for part in PARTS:
+    for part, name in NAMES.items():
         of_rank = {s["rank"]: value for s in ranks if (value := number(s, "parts", f"{part}_s")) is not None}
         if not of_rank or not any(of_rank.values()):
             continue
         mean_s = fmean(of_rank.values())
-        line = f"  {NAMES[part]:<28} {duration(mean_s):>8} {percent(mean_s / (step['mean_s'] or 1.0)):>8}"
+        line = f"  {name:<28} {duration(mean_s):>8} {percent(mean_s / (step['mean_s'] or 1.0)):>8}"
         least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
         if of_rank[most] - of_rank[least] > ALIKE * mean_s:
             line += f"   from {duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
@@ -118,7 +122,9 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
-    lines = ["What pacing did", *_probes(own)]
+    lines, bound_s = ["What pacing did"], number(own, "probe", "bound_s")
+    if bound_s is not None:
+        lines.append(f"  probes: random delays of at most {duration(bound_s)}")
     asked, taken = total(ranks, "pacing", "asked"), total(ranks, "pacing", "taken")
     if foregone := shadowed(ranks):
         lines += [f"  {line}" for line in foregone]
@@ -184,11 +190,6 @@ def _contest(own: Snapshot) -> list[str]:
         why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
         lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
     return lines
-
-
-def _probes(own: Snapshot) -> list[str]:
-    bound_s = number(own, "probe", "bound_s")
-    return [] if bound_s is None else [f"  probes: random delays of at most {duration(bound_s)}"]
 
 
 def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:

@@ -75,15 +75,14 @@ def _wait_for_optimizer(module: ModuleType, script: int) -> None:
     optimizer = module.Optimizer
     original: Callable[..., None] = optimizer.__init__
     done = False
-    explain_absence = functools.partial(_explain_absence, script)
-    atexit.register(explain_absence)
+    atexit.register(_explain_absence, script)
 
     @functools.wraps(original)
     def first(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal done
         if not done:
             done = True
-            atexit.unregister(explain_absence)
+            atexit.unregister(_explain_absence)
             if optimizer.__init__ is first:
                 optimizer.__init__ = original
             LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = os.getpid() != script

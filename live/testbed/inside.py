@@ -43,7 +43,7 @@ def main(request_file: str) -> None:
         signal.signal(number, lambda *_: os._exit(1))  # the first process of a namespace has no default action
     try:
         NAMES.mkdir(parents=True, exist_ok=True)
-        _command("mount", "-t", "tmpfs", "tmpfs", str(NAMES))  # the hosts' names: only this mount namespace sees them
+        _command(f"mount -t tmpfs tmpfs {NAMES}")  # the hosts' names: only this mount namespace sees them
         build(request["network"])
         _tell(event="ended", exit_codes=_run_jobs(request))
     except InputError as error:
@@ -126,54 +126,41 @@ def address(number: int) -> str:
 
 def build(network: Mapping[str, Any]) -> None:
     """Set up everything; ``network`` is a ``testbed_scenario.Network`` as plain data. Raises InputError."""
-    racks = network["racks"]
-    for rack in range(racks):
-        _bridge(f"rack{rack}")
-    if racks > 1:
-        _bridge("spine")
-        for rack in range(racks):
-            up, down = f"up{rack}", f"down{rack}"
-            _command("ip", "link", "add", up, "type", "veth", "peer", "name", down)
-            _command("ip", "link", "set", up, "master", f"rack{rack}", "up")
-            _command("ip", "link", "set", down, "master", "spine", "up")
-            for end in (up, down):
-                _bucket(end, network["uplink_mbps"], UPLINK_BUFFER_KB)
+    racks, rate_mbps = network["racks"], network["host_mbps"]
+    for bridge in [*(f"rack{rack}" for rack in range(racks)), *(["spine"] if racks > 1 else [])]:
+        _command(f"ip link add {bridge} type bridge")
+        _command(f"ip link set {bridge} up")
+    for rack in range(racks if racks > 1 else 0):
+        _command(f"ip link add up{rack} type veth peer name down{rack}")
+        for end, bridge in ((f"up{rack}", f"rack{rack}"), (f"down{rack}", "spine")):
+            _command(f"ip link set {end} master {bridge} up")
+            _bucket("", end, network["uplink_mbps"], UPLINK_BUFFER_KB)
     for number in range(network["hosts"]):
-        _host(number, network)
+        name, port = host_name(number), f"port{number}"
+        _command(f"ip netns add {name}")
+        _command(f"ip link add {port} type veth peer name {INTERFACE} netns {name}")
+        _command(f"ip link set {port} master rack{number % racks} up")
+        _command(f"ip -n {name} addr add {address(number)}/16 dev {INTERFACE}")
+        for interface in ("lo", INTERFACE):
+            _command(f"ip -n {name} link set {interface} up")
+        _bucket(f"-n {name}", INTERFACE, rate_mbps, SENDER_BUFFER_KB)
+        _bucket("", port, rate_mbps, network["host_buffer_kb"])
+        reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+        _command(f"ip netns exec {name} sh -c", reno)  # sysctl would be one more package
 
 
-def _bridge(name: str) -> None:
-    _command("ip", "link", "add", name, "type", "bridge")
-    _command("ip", "link", "set", name, "up")
-
-
-def _host(number: int, network: Mapping[str, Any]) -> None:
-    name, port = host_name(number), f"port{number}"
-    rate_mbps = network["host_mbps"]
-    _command("ip", "netns", "add", name)
-    _command("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-    _command("ip", "link", "set", port, "master", f"rack{number % network['racks']}", "up")
-    _command("ip", "-n", name, "addr", "add", f"{address(number)}/16", "dev", INTERFACE)
-    for interface in ("lo", INTERFACE):
-        _command("ip", "-n", name, "link", "set", interface, "up")
-    _bucket(INTERFACE, rate_mbps, SENDER_BUFFER_KB, "-n", name)
-    _bucket(port, rate_mbps, network["host_buffer_kb"])
-    reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
-    _command("ip", "netns", "exec", name, "sh", "-c", reno)  # sysctl would be one more package
-
-
-def _bucket(interface: str, rate_mbps: float, buffer_kb: float, *where: str) -> None:
+def _bucket(where: str, interface: str, rate_mbps: float, buffer_kb: float) -> None:
     burst = max(_BURST_BYTES, round(rate_mbps * 1e6 / 8 * _BURST_S))
-    limit = max(round(1000 * buffer_kb), 4000)
-    shape = ("rate", f"{round(1e3 * rate_mbps)}kbit", "burst", str(burst), "limit", str(limit))
-    _command("tc", *where, "qdisc", "add", "dev", interface, "root", "tbf", *shape)
+    shape = f"rate {round(1e3 * rate_mbps)}kbit burst {burst} limit {max(round(1000 * buffer_kb), 4000)}"
+    _command(f"tc {where} qdisc add dev {interface} root tbf {shape}")
 
 
-def _command(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _command(command: str, *more: str) -> None:
+    words = [*command.split(), *more]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise InputError(f"testbed: {' '.join(command)}: {reason}")
+        raise InputError(f"testbed: {' '.join(words)}: {reason}")
 
 
 if __name__ == "__main__":

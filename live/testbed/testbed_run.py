@@ -3,14 +3,6 @@
 The network and the jobs live in network, mount and process namespaces of their own. A process namespace ends with its
 first process (:mod:`paceenv.live.testbed.inside`), which ends with us: the kernel kills every other process in it, and
 the network disappears. So no clean-up depends on code that may itself be killed.
-
-A run's folder::
-
-    scenario.yaml      as resolved
-    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
-    JOB/live/          the agent's own folder, if the job has an agent
-    JOB/trace.parquet  its ranks' trace on one clock
-    JOB/log/rank0.txt  output of a rank
 """
 
 from __future__ import annotations
@@ -32,7 +24,6 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot
@@ -70,15 +61,8 @@ class JobResult:
         return np.diff(self.end_s_T)
 
 
-@dataclass(frozen=True)
-class RunResult:
-    folder: Path
-    jobs: Mapping[str, JobResult]
-
-
 def agent_options(plan: LoopPlan, mode: str) -> list[str]:
-    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an unknown mode."""
-    Options(mode=mode)
+    """Options of ``-m paceenv.live`` for the job with the agent."""
     block = [] if plan.block_iterations is None else ["--block-iterations", str(plan.block_iterations)]
     return ["--mode", mode, "--quiet-first", str(plan.quiet_first), *block]
 
@@ -91,8 +75,8 @@ def run_scenario(
     iterations: int | None = None,
     deadline_s: float = DEADLINE_S,
     on_progress: Callable[[float], None] = lambda done: None,
-) -> RunResult:
-    """Bring the network up, run the main job with the other jobs beside it, and take the network down.
+) -> dict[str, JobResult]:
+    """Bring the network up, run the main job with the others beside it, take the network down; results by job.
 
     ``agents`` are options of ``python -m paceenv.live`` by job; ``iterations`` of the main job, which fails if it makes
     no step for ``deadline_s``.
@@ -118,8 +102,7 @@ def run_scenario(
         job, rank = failed
         how = f"made no step for {deadline_s:g} s" if exit_codes[job][rank] is None else "failed"
         raise InputError(f"testbed: job {job} {how}: {_why(folder / job / 'log' / f'rank{rank}.txt')}")
-    jobs = {job.name: _collect(folder / job.name, job) for job in scenario.jobs}
-    return RunResult(folder, jobs)
+    return {job.name: _collect(folder / job.name, job) for job in scenario.jobs}
 
 
 def _prepare(
@@ -130,7 +113,6 @@ def _prepare(
     for name in ("log", "steps", "tmp"):
         (place / name).mkdir(parents=True)
     spec = {
-        "backend": scenario.backend,
         "seed": [scenario.seed, scenario.jobs.index(job)],
         "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
         "iterations": iterations if job.name == scenario.loop.job else None,
@@ -141,12 +123,7 @@ def _prepare(
     if agent is not None:
         defer = ["--defer", ",".join(job.deferrable)] if job.deferrable else []
         command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *defer, *agent, *command]
-    return {
-        "name": job.name,
-        "hosts": job.hosts,
-        "command": command,
-        "folder": str(place),
-    }
+    return {"name": job.name, "hosts": job.hosts, "command": command, "folder": str(place)}
 
 
 def missing() -> str:
@@ -191,14 +168,11 @@ def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, lis
 
 def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:
     """Job and rank of the first failure. A main job that still runs has failed; the other jobs are killed."""
-    for name, codes in exit_codes.items():
-        for rank, code in enumerate(codes):
-            if code:
-                return name, rank
-    if main not in exit_codes:
-        return next(iter(exit_codes)), 0  # jobs beside the main one never made a step
-    still = [rank for rank, code in enumerate(exit_codes[main]) if code is None]
-    return (main, still[0]) if still else None
+    failed = [(name, rank) for name, codes in exit_codes.items() for rank, code in enumerate(codes) if code]
+    if not failed and main not in exit_codes:
+        failed = [(next(iter(exit_codes)), 0)]  # jobs beside the main one never made a step
+    still = [(main, rank) for rank, code in enumerate(exit_codes.get(main, ())) if code is None]
+    return next(iter([*failed, *still]), None)
 
 
 def _why(log: Path) -> str:
@@ -214,11 +188,8 @@ def _collect(place: Path, job: Job) -> JobResult:
     np.save(place / "steps.npy", steps_s_TR)
     for name in ("steps", "tmp"):
         shutil.rmtree(place / name)
-    trace: Path | None = None
-    snapshots: tuple[Snapshot, ...] = ()
-    if (place / "live").is_dir():
-        run = RunFolder(place / "live")
-        snapshots = tuple(run.statuses(run.latest()))
-        trace = place / "trace.parquet"
-        write_merged(run, trace)
-    return JobResult(steps_s_TR, snapshots, trace)
+    if not (place / "live").is_dir():
+        return JobResult(steps_s_TR, (), None)
+    run, trace = RunFolder(place / "live"), place / "trace.parquet"
+    write_merged(run, trace)
+    return JobResult(steps_s_TR, tuple(run.statuses(run.latest())), trace)

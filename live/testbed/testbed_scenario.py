@@ -179,7 +179,6 @@ class Scenario(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     description: str = ""
     seed: int = Field(0, ge=0, description="seed of the emulated noise")
-    backend: Literal["gloo", "nccl"] = Field("gloo", description="nccl: ranks share the GPUs of this machine")
     network: Network
     jobs: list[Job] = Field(min_length=1, max_length=8, description="jobs that run at the same time")
     loop: LoopPlan

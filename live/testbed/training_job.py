@@ -7,8 +7,9 @@ file. So step times are known without the agent, and up to the moment in which a
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,58 +21,31 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from paceenv.live.testbed.inside import INTERFACE, STEP_FILE
+from paceenv.live.testbed.inside import STEP_FILE
 
 TIMEOUT_S = 600.0
 """Of a collective: a rank that is lost ends the job."""
-NCCL = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": INTERFACE}
-"""All traffic over the hosts' links, as if every rank had a node of its own."""
 
 Work = Callable[[int], None]
 """A rank's work in a phase, given the iteration."""
 Transfer = Callable[[], Any]
 """Transfers one bucket; returns what to wait for, if it runs in the background."""
-Group = tuple[dist.ProcessGroup | None, list[int]]
-"""A process group of this rank, None for all, and its members."""
+Group = dist.ProcessGroup | None
+"""A process group of this rank; None is that of all ranks."""
 
 
 def main(spec_file: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
     torch.set_num_threads(1)
-    begin(spec["backend"])
-    rank = dist.get_rank()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     step, optimizer = emulated_step(spec)
-    iterations = spec["iterations"]
-    with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
-        iteration = 0
-        while iterations is None or iteration < iterations:
+    with (Path(spec["steps"]) / STEP_FILE.format(rank=dist.get_rank())).open("ab", buffering=0) as file:
+        for iteration in itertools.count() if spec["iterations"] is None else range(spec["iterations"]):
             step(iteration)
             file.write(np.float64(time.monotonic()).tobytes())
             optimizer.step()  # behind the stamp: an agent takes the next step's delay in here
-            iteration += 1
     dist.barrier()
     dist.destroy_process_group()
-
-
-def begin(backend: str) -> None:
-    """Join the job. On NCCL each rank gets a GPU of this machine, or shares one, as which NCCL takes it for a node."""
-    if backend == "nccl":
-        if not torch.cuda.is_available():
-            raise SystemExit("backend nccl needs a CUDA device, and PyTorch finds none; allowed here: gloo")
-        rank = int(os.environ["RANK"])
-        os.environ.update(NCCL, NCCL_HOSTID=f"rank{rank}")  # or NCCL refuses two ranks on one card
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
-
-
-def _device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
-def _idle() -> None:
-    """Wait for what this rank's stream still has to do: emulated work follows a collective, it does not hide it."""
-    if _device() == "cuda":
-        torch.cuda.current_stream().synchronize()
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -86,58 +60,39 @@ class _Nothing(torch.optim.Optimizer):
 
 def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
-    groups: dict[tuple[int, str | None], Group] = {}
-    background: list[Any] = []
-    work = [_phase(spec, number, phase, groups, background) for number, phase in enumerate(spec["iteration"])]
+    group, background, work = functools.cache(_group), list[Any](), list[Work]()
+    for number, phase in enumerate(spec["iteration"]):
+        ((kind, given),) = phase.items()
+        if kind == "barrier":
+            work.append(lambda iteration: dist.barrier())
+        elif kind == "compute":
+            work.append(_compute(given, [*spec["seed"], number]))
+        else:
+            of = group(given["group_size"] or dist.get_world_size(), given["communicator"])
+            start = functools.partial(_start, _transfer(kind, of, given), background)
+            work += [start] * given["buckets"]  # which share one payload, that nobody reads
 
     def step(iteration: int) -> None:
         for do in work:
             do(iteration)
-        while background:
-            background.pop(0).wait()
-        _idle()
+        for pending in background:
+            pending.wait()
+        background.clear()
 
-    return step, _Nothing([torch.zeros(1, requires_grad=True, device=_device())], {})
+    return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
 
 
-def _phase(
-    spec: Mapping[str, Any],
-    number: int,
-    phase: Mapping[str, Any],
-    groups: dict[tuple[int, str | None], Group],
-    background: list[Any],
-) -> Work:
-    ((kind, given),) = phase.items()
-    if kind == "barrier":
-        return lambda iteration: dist.barrier()
-    if kind == "compute":
-        return _compute(given, [*spec["seed"], number])
-    key = (given["group_size"] or dist.get_world_size(), given["communicator"])
-    if key not in groups:
-        groups[key] = _group(*key)
-    transfer = _transfer(kind, groups[key], given)
-
-    def work(iteration: int) -> None:
-        for _ in range(given["buckets"]):
-            pending = transfer()
-            if given["background"]:  # buckets share one payload, which nobody reads
-                background.append(pending)
-
-    return work
+def _start(transfer: Transfer, background: list[Any], iteration: int) -> None:
+    if (pending := transfer()) is not None:
+        background.append(pending)
 
 
 def _group(size: int, communicator: str | None) -> Group:
-    """This rank's group of ``size``; every rank makes all groups, as PyTorch requires."""
-    world, mine = dist.get_world_size(), None
-    if size == world and communicator is None:
-        return None, list(range(world))
-    for first in range(0, world, size):
-        members = list(range(first, first + size))
-        group = dist.new_group(members, group_desc=communicator)  # by which the agent knows what it may hold back
-        if dist.get_rank() in members:
-            mine = (group, members)
-    assert mine is not None
-    return mine
+    """This rank's group of ``size`` neighbours; by ``communicator`` the agent knows what it may hold back."""
+    if size == dist.get_world_size() and communicator is None:
+        return None
+    made: tuple[Group, Any] = dist.new_subgroups(size, group_desc=communicator)  # type: ignore[no-untyped-call]
+    return made[0]
 
 
 def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
@@ -148,7 +103,6 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
     slow, pause = given["slow"] or {"ranks": []}, given["pause"]
 
     def work(iteration: int) -> None:
-        _idle()
         start_s = time.monotonic()
         seconds = given["mean_s"] * (1.0 + given["jitter_cv"] * own.standard_normal())
         if rank in slow["ranks"] and _is_slow(slow, iteration):
@@ -167,18 +121,17 @@ def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
 
 def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
     """One bucket: zeros, at least one for each member in an all-to-all."""
-    process_group, members = group
-    parts, beside = len(members) if kind == "all_to_all" else 1, given["background"]
-    count = max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts
-    payload = torch.zeros(count, device=_device())
+    members, beside = dist.get_process_group_ranks(group), given["background"]
+    parts = len(members) if kind == "all_to_all" else 1
+    payload = torch.zeros(max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts)
     if kind == "all_reduce":
-        return lambda: dist.all_reduce(payload, group=process_group, async_op=beside)
+        return lambda: dist.all_reduce(payload, group=group, async_op=beside)
     if kind == "gather":
         root = members[0]
         gathered = [torch.zeros_like(payload) for _ in members] if dist.get_rank() == root else None
-        return lambda: dist.gather(payload, gathered, dst=root, group=process_group, async_op=beside)
+        return lambda: dist.gather(payload, gathered, dst=root, group=group, async_op=beside)
     into = torch.zeros_like(payload)
-    return lambda: dist.all_to_all_single(into, payload, group=process_group, async_op=beside)
+    return lambda: dist.all_to_all_single(into, payload, group=group, async_op=beside)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ They run without a GPU, too, where a stream or a graph is nothing: so most of th
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,43 +201,17 @@ def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, 
     return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
 
 
-def held_back() -> dict[str, Any]:
-    """A reduction under option ``defer``, and one that a side stream holds back by 5 ms on the device."""
+def held_back() -> tuple[str, int, bool]:
+    """A reduction under option ``defer``: its work, how many were held, and whether the result is right."""
     from paceenv import live
 
     agent = live.attach(defer="all_reduce")
-    deferral = agent._loop.deferral
-    deferral.hold_s = 1.0
+    agent._loop.deferral.hold_s = 1.0
     tensor = torch.ones(1 << 10, device=device())
     work: Any = dist.all_reduce(tensor, async_op=True)
     work.wait()
-    kind, count = type(work).__name__, deferral.late.count
     agent.detach()
-    cycles, side = int(5e-3 * _rate_hz()), torch.cuda.Stream()
-    turns = [_held_by_a_side_stream(tensor, cycles, side) for _ in range(9)]
-    return {
-        "kind": kind,
-        "count": count,
-        "same": bool((tensor == 1.0).all()),
-        "side_s": statistics.median(turn[0] for turn in turns),
-        "main_s": statistics.median(turn[1] for turn in turns),
-    }
-
-
-def _held_by_a_side_stream(tensor: torch.Tensor, cycles: int, side: torch.cuda.Stream) -> tuple[float, float]:
-    """Seconds until a reduction behind a spin on ``side`` has ended, and until the current stream was free to go on."""
-    start, main, late = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-    torch.cuda.synchronize()
-    start.record()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-        held: Any = dist.all_reduce(tensor, async_op=True)
-    main.record()
-    held.wait()
-    late.record()
-    torch.cuda.synchronize()
-    return 1e-3 * start.elapsed_time(late), 1e-3 * start.elapsed_time(main)
+    return type(work).__name__, agent._loop.deferral.late.count, bool((tensor == 1.0).all())
 
 
 def _rate_hz() -> float:

@@ -20,7 +20,6 @@ from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.rank_sets import verdict_of
 from paceenv.live.record.recorder import TraceRecorder
 from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.record.segments import read_segment
 from paceenv.live.record.snapshot import SCHEMA
 
 STEP_S = 0.1
@@ -86,12 +85,6 @@ def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> 
 def segment_files(folder: Path) -> list[Path]:
     """All segments in a run's folder."""
     return sorted(folder.glob("*/*.pace"))
-
-
-def read_all(folder: Path) -> tuple[int, int]:
-    """Iterations in all segments of a run's folder, and how many of its files have a damaged end."""
-    found = [read_segment(path) for path in segment_files(folder)]
-    return sum(len(segment.iterations_T) for _, segment, _ in found), sum(bool(note) for *_, note in found)
 
 
 def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:

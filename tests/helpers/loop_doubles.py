@@ -14,7 +14,7 @@ from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.parameters import Parameter, not_identifiable
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import SEPARATOR
-from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_run import JobResult
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
@@ -85,7 +85,7 @@ class SimulatedTestbed:
         agents: Mapping[str, Sequence[str]],
         iterations: int,
         on_progress: Callable[[float], None],
-    ) -> RunResult:
+    ) -> dict[str, JobResult]:
         ((job, given),) = agents.items()
         options = dict(zip(given[::2], given[1::2], strict=True))
         self.runs.append(options)
@@ -101,7 +101,7 @@ class SimulatedTestbed:
             step_s_T, snapshots = recording.step_ET[0], []
         on_progress(iterations)
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
-        return RunResult(out, {job: JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)})
+        return {job: JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)}
 
 
 def _contest(

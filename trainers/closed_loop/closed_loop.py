@@ -18,7 +18,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import read_trace
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
-from paceenv.live.testbed.testbed_run import RunResult, agent_options
+from paceenv.live.testbed.testbed_run import JobResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS, spelled
@@ -58,7 +58,7 @@ class ClosedLoop:
 
     scenario: Scenario
     out: Path
-    run: Callable[..., RunResult]
+    run: Callable[..., dict[str, JobResult]]
     calibrate: Callable[..., JobFit]
     seed: int = 0
     candidates: Sequence[str] = CANDIDATES
@@ -103,7 +103,7 @@ class ClosedLoop:
         if any(prepare_folder(self.out).iterdir()):
             raise InputError(f"{self.out}: holds something; allowed: a new folder")
 
-    def _real(self, stage: str, iterations: int, *more: str) -> RunResult:
+    def _real(self, stage: str, iterations: int, *more: str) -> JobResult:
         """Run the real job with the agent."""
         plan, mode = self.scenario.loop, "canary" if stage == "contest" else stage
         agents = {plan.job: [*agent_options(plan, mode), *more]}
@@ -111,11 +111,12 @@ class ClosedLoop:
             # noise of its own for every run: a policy meets other noise than the calibration
             seed = self.scenario.seed + len(STAGES) * self.seed + STAGES.index(stage)
             scenario = self.scenario.model_copy(update={"seed": seed})
-            return self.run(scenario, self.out / stage, agents=agents, iterations=iterations, on_progress=done)
+            jobs = self.run(scenario, self.out / stage, agents=agents, iterations=iterations, on_progress=done)
+            return jobs[plan.job]
 
     def _settled(self, stage: str, iterations: int, *more: str) -> Found:
         """Mean step and CV of the real job in a stage, without its warm-up."""
-        step_s_T = self._real(stage, iterations, *more).jobs[self.scenario.loop.job].step_s_T
+        step_s_T = self._real(stage, iterations, *more).step_s_T
         kept = step_s_T[int(WARM_SHARE * len(step_s_T)) :]
         return {**mean_step(kept), "iterations": len(kept)}
 
@@ -199,7 +200,7 @@ class ClosedLoop:
 
         plan, seed, policies = self.scenario.loop, 2 * self.seed, [one.policy for one in candidates]
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
-        result = self._real("contest", plan.contest_iterations(policies, plan.pairs), *more).jobs[plan.job]
+        result = self._real("contest", plan.contest_iterations(policies, plan.pairs), *more)
         measured = measure(result, plan.contest(policies, seed), candidates, self.scenario.job(plan.job).ranks)
         return {**measured, "seed": seed, "date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
 

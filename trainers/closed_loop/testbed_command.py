@@ -11,7 +11,7 @@ import typer
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed import testbed_run
-from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_run import JobResult
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.report.section import print_sections
 from paceenv.ui import config_files, output
@@ -82,9 +82,10 @@ def run_on_testbed(
     folder = out or Path("runs/testbed") / chosen.name
     with output.progress(chosen.name, count) as done:
         agents = {chosen.loop.job: agent}
-        result = testbed_run.run_scenario(chosen, folder, agents=agents, iterations=count, on_progress=done)
-    if output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_):
-        _print(chosen, result)
+        jobs = testbed_run.run_scenario(chosen, folder, agents=agents, iterations=count, on_progress=done)
+    numbers = {name: _numbers(job) for name, job in jobs.items()}
+    if output.write_json(numbers, json_):
+        _print(chosen, numbers)
         output.say(f"logs, step times and trace are in {folder}/")
 
 
@@ -114,11 +115,11 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
         output.say(f"report, picture and all runs are in {folder}/")
 
 
-def _print(scenario: Scenario, result: RunResult) -> None:
-    rows = []
-    for name, job in result.jobs.items():
-        cells = ("–" if x is None else str(x) if isinstance(x, int) else f"{x:.3f}" for x in _numbers(job).values())
-        rows.append((name, *cells))
+def _print(scenario: Scenario, jobs: dict[str, dict[str, Any]]) -> None:
+    def cell(x: float | None) -> str:
+        return "–" if x is None else str(x) if isinstance(x, int) else f"{x:.3f}"
+
+    rows = [(name, *map(cell, numbers.values())) for name, numbers in jobs.items()]
     columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s")
     network = scenario.network
     racks = f" in {network.racks} racks, uplinks {network.uplink_mbps:g}" if network.uplink_mbps else ""
@@ -128,11 +129,9 @@ def _print(scenario: Scenario, result: RunResult) -> None:
 
 def _numbers(job: JobResult) -> dict[str, Any]:
     step_s_T = job.step_s_T
-    some = len(step_s_T) > 0  # a job beside the main one may have made one step
-    return {
-        "ranks": job.steps_s_TR.shape[1],
-        "iterations": len(step_s_T),
-        "mean_s": float(step_s_T.mean()) if some else None,
-        "cv": float(step_s_T.std() / step_s_T.mean()) if some else None,
-        "p99_s": float(np.quantile(step_s_T, 0.99)) if some else None,
-    }
+    numbers: dict[str, Any] = {"ranks": job.steps_s_TR.shape[1], "iterations": len(step_s_T)}
+    if not len(step_s_T):  # a job beside the main one may have made one step
+        return numbers | dict.fromkeys(("mean_s", "cv", "p99_s"))
+    mean_s = float(step_s_T.mean())
+    cv, p99_s = float(step_s_T.std()) / mean_s, float(np.quantile(step_s_T, 0.99))
+    return numbers | {"mean_s": mean_s, "cv": cv, "p99_s": p99_s}
