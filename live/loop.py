@@ -190,12 +190,12 @@ class Loop:
 
     def _tick(self) -> None:
         """The end of an iteration, where the training thread itself takes it in."""
-        log = self.log
+        log, control = self.log, self.control
         if log.skips():
             return
-        if log.on_device and self.log.stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
+        if log.on_device and log.stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
-        self.control.held_s = self.deferral.tick()
+        control.held_s = self.deferral.tick()
         tick = log.tick()
         if self._off_reason:  # since this tick
             return

@@ -43,17 +43,14 @@ class HostActuator:
         self._sleeper.sleep(seconds)
         return max(self._clock() - start_s, 0.0), 0
 
-    def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; None while the timeline has not reached the second.
+    def settle(self, delay: Delay) -> float:
+        """Seconds between the two stamps, which are ready.
 
         0 where there is no second one, because too little slack does no harm.
         """
         if delay.after is None:
             return 0.0
-        if not self._stamps.ready_many((delay.before, delay.after)):
-            return None
-        before_s, after_s = self._stamps.seconds_many((delay.before, delay.after))
-        seconds = after_s - before_s
+        seconds = self._stamps.seconds(delay.after) - self._stamps.seconds(delay.before)
         return seconds if 0.0 < seconds < math.inf else 0.0
 
 
@@ -76,7 +73,7 @@ class DeviceActuator(HostActuator):
         self._spin(cycles)
         return seconds, cycles
 
-    def settle(self, delay: Delay) -> float | None:
+    def settle(self, delay: Delay) -> float:
         effective_s = super().settle(delay)
         if effective_s:
             seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)

@@ -7,7 +7,7 @@ clock, no file, no thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceenv.core import pacing
@@ -99,6 +99,7 @@ class _Block(NamedTuple):
     end: int
     counted_from: int
     turn: Turn
+    counted: Turn
 
 
 NOBODY = Turn(None)
@@ -119,8 +120,8 @@ class Plan:
 
     def __init__(self, seed: int, blocks: Sequence[BlockPlan], *, begin: int = 0, every: int = CANARY) -> None:
         self._seed, self.blocks, self.begin, self.every = seed % 2**64, tuple(blocks), begin, every
-        self._round: tuple[int, list[_Block]] | None = None
         self._warm_up = sum(one.block_iterations * one.warm_blocks for one in self.blocks)
+        self._block = _Block(0, begin, begin, NOBODY, NOBODY)
 
     def turn(self, iteration: int, ticks: int = 1) -> Turn:
         """Who may pace in ``iteration``.
@@ -128,19 +129,20 @@ class Plan:
         Args:
             ticks: iterations of the step that it ends; a step counts only in the block in which it began.
         """
-        since = iteration - self.begin
-        if since < 0:
-            return NOBODY
-        number, offset = -1, since
-        if since >= self._warm_up:
-            number, offset = divmod(since - self._warm_up, self._round_iterations())
-        if self._round is None or self._round[0] != number:
-            self._round = number, self._lay_out(number)
-        for block in self._round[1]:
-            if offset < block.end:
-                counted_from = max(block.counted_from, block.begin + ticks - 1)
-                return block.turn._replace(counted=True) if offset >= counted_from else block.turn
-        raise AssertionError("a round is as long as its blocks")
+        block = self._block
+        if not block.begin <= iteration < block.end:
+            block = self._block = self._block_of(iteration)
+        counts = iteration >= block.counted_from and iteration >= block.begin + ticks - 1
+        return block.counted if counts else block.turn
+
+    def _block_of(self, iteration: int) -> _Block:
+        number, at = -1, self.begin
+        if iteration < at:
+            return _Block(0, at, at, NOBODY, NOBODY)
+        if iteration >= at + self._warm_up:
+            number = (iteration - at - self._warm_up) // self._round_iterations()
+            at += self._warm_up + number * self._round_iterations()
+        return next(block for block in self._lay_out(number, at) if iteration < block.end)
 
     def after(self, pairs: int) -> int:
         """The first iteration after that many pairs of every candidate."""
@@ -149,13 +151,12 @@ class Plan:
     def _round_iterations(self) -> int:
         return self.every * sum(one.block_iterations for one in self.blocks)
 
-    def _lay_out(self, number: int) -> list[_Block]:
-        """The blocks of a round; of the warm-up for -1."""
+    def _lay_out(self, number: int, at: int) -> Iterator[_Block]:
+        """The blocks of the round that begins ``at`` an iteration; of the warm-up for -1."""
 
         def drawn(*of: int) -> bytes:
             return hashlib.blake2b(repr((self._seed, self.begin, *of)).encode(), digest_size=8).digest()
 
-        laid_out, at = list[_Block](), 0
         for arm in sorted(range(len(self.blocks)), key=lambda arm: drawn(number, arm)):
             plan = self.blocks[arm]
             paced_first = bool((drawn(number // 2, arm)[0] + number) & 1)
@@ -166,7 +167,6 @@ class Plan:
                 pair = (number, arm) if number >= 0 and place < 2 else None
                 end = at + blocks * plan.block_iterations
                 counted_from = end if pair is None else at + plan.settle_iterations
-                if blocks:
-                    laid_out.append(_Block(at, end, counted_from, Turn(arm if paced else None, pair)))
+                turn = Turn(arm if paced else None, pair)
+                yield _Block(at, end, counted_from, turn, turn._replace(counted=True))
                 at = end
-        return laid_out

@@ -81,6 +81,8 @@ class Control:
         self.quiet_until = begins_at + options.quiet_first
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
+        self.decides = self.mode not in ("off", "observe")
+        """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
         self._options, self._log_once, self._clock = options, log_once, clock
         self._policies, self._place = policy.candidates or (policy,), place
         self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
@@ -105,16 +107,11 @@ class Control:
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)
         self.guard = Guard(limits)
 
-    @property
-    def decides(self) -> bool:
-        """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
-        return self.mode not in ("off", "observe")
-
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""
         if not self.decides:
             return
-        self.mode, self.reason, self._in_force = "observe", reason, Mode()
+        self.mode, self.decides, self.reason, self._in_force = "observe", False, reason, Mode()
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def know_barrier_alone(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +55,9 @@ class Guard:
             slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
         self._refill(now_s)
-        most_s = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
+        most_s = [("cap", self.limits.cap_s), ("share", self.limits.cap_share * step_s), ("budget", self._left_s)]
         if slack_s is not None:
-            most_s["slack"] = pacing.SLACK_GAIN * slack_s
+            most_s.append(("slack", pacing.SLACK_GAIN * slack_s))
         return self._cut(asked_s, iteration, most_s)
 
     def allowed_hold_s(self, asked_s: float, *, iteration: int, step_s: float) -> float:
@@ -65,18 +65,20 @@ class Guard:
 
         No rank stands still, so neither budget nor slack is a limit.
         """
-        return self._cut(asked_s, iteration, {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s})
+        return self._cut(asked_s, iteration, [("cap", self.limits.cap_s), ("share", self.limits.cap_share * step_s)])
 
-    def _cut(self, asked_s: float, iteration: int, most_s: Mapping[str, float]) -> float:
+    def _cut(self, asked_s: float, iteration: int, most_s: Sequence[tuple[str, float]]) -> float:
         if not asked_s > 0.0:
             return 0.0
         if iteration < self._quiet_until:
             return self._said("quiet", 0.0)
-        for name, limit_s in most_s.items():
+        strictest, allowed_s = "", asked_s
+        for name, limit_s in most_s:
             if not limit_s > 0.0:
                 return self._said(name, 0.0)
-        name = min(most_s, key=most_s.__getitem__)
-        return asked_s if asked_s <= most_s[name] else self._said(name, most_s[name])
+            if limit_s < allowed_s:
+                strictest, allowed_s = name, limit_s
+        return self._said(strictest, allowed_s) if strictest else asked_s
 
     def taken(self, slept_s: float, now_s: float) -> None:
         """A delay of ``slept_s`` ended: take it from the budget.

@@ -30,7 +30,8 @@ class _Course:
 
     def follow(self, settings_M2: NDArray[np.float64]) -> None:
         """Follow these settings until the next decision."""
-        self.settings_M2R, self.on_M = pacing.laid_out(np.asarray(settings_M2, np.float64), 1)
+        self.settings_M2R = [[[threshold], [window]] for threshold, window in settings_M2.tolist()]
+        self.on_M = [window > 0.0 for window in settings_M2[:, pacing.WINDOW].tolist()]
 
 
 class RankPacer:
@@ -62,9 +63,8 @@ class RankPacer:
         self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
         self.barrier_alone_s = barrier_alone_s
         """May be set while the job runs, once it is known better."""
-        self._rank, tick_K = timing.new_state()
-        self._rows, self._tick = list(self._rank), tick_K.tolist()
-        self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
+        rank, tick_K = timing.new_state()
+        self._rank, self._tick = _lists(rank), tick_K.tolist()
         self._courses = [_Course(one) for one in policies]
         self._acting: int | None = None
 
@@ -96,13 +96,12 @@ class RankPacer:
 
     def _decided(self, which: int, slot: int) -> float:
         left = self._courses[which].left
-        rank = self._rank if which == self._acting or left is None else left.rank
-        return float(rank[slot, 0])
+        return float((self._rank if which == self._acting or left is None else left.rank)[slot][0])
 
     def view(self) -> NDArray[np.float32]:
         """This rank's view of the current interval: the observation vector ``(O,)``."""
         out = np.empty(signals.SIGNALS, np.float32)
-        signals.write_signals(self._rank, 0, self._tick, out)
+        signals.write_signals(np.array(self._rank), 0, self._tick, out)
         return out
 
     def iteration(
@@ -121,37 +120,37 @@ class RankPacer:
         if acting != self._acting:
             self._hand_over(acting)
         if delay_s is not None or acting is None:
-            self._rank[timing.DELAY_S, 0] = delay_s or 0.0
-        if acting is None:
-            self._observe(comm_s, barrier_s, step_s)
-            return self.delay_s()
-        course = self._courses[acting]
-        if course.done and course.done % course.interval_iterations == 0:
+            self._rank[timing.DELAY_S][0] = np.float32(delay_s or 0.0)
+        course = self._courses[acting] if acting is not None else None
+        if course is not None and course.done and course.done % course.interval_iterations == 0:
             signals.start_interval(self._tick)
-        self._observe(comm_s, barrier_s, step_s)
+        comm_R, wait_R = [np.float32(comm_s)], [np.float32(max(barrier_s - self.barrier_alone_s, 0.0))]
+        timing.observe_step(self._tick, step_s)
+        timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, self._has_barrier)
+        if course is None:
+            return self.delay_s()
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
         cap_s = capped_s(self._cap_s, self._cap_share, self._tick[timing.STEP_BASELINE_S])
         timing.decide(self._rank, self._tick, course.settings_M2R, course.on_M, cap_s, self._member, self._members)
         course.done += 1
         if course.done % course.interval_iterations == 0:
             course.follow(course.policy.act(self.view()[None])[0])
-        return self.delay_s(acting)
+        return float(self._rank[timing.DELAY_S][0])
 
     def _hand_over(self, acting: int | None) -> None:
         """Before an iteration in which another policy acts, or none."""
-        tick_K = np.array(self._tick)
+        rank, tick_K = np.array(self._rank), np.array(self._tick)
         if self._acting is not None:
-            self._courses[self._acting].left = standing.leave(self._rank, tick_K)
+            self._courses[self._acting].left = standing.leave(rank, tick_K)
         elif self._courses[0].left is None:  # the first time that any policy acts
-            first = standing.begin(self._rank, tick_K)
+            first = standing.begin(rank, tick_K)
             for course in self._courses:
                 course.left = first
         if acting is not None and (left := self._courses[acting].left) is not None:
-            standing.resume(self._rank, tick_K, left)
-            self._tick = tick_K.tolist()
+            standing.resume(rank, tick_K, left)
+            self._rank, self._tick = _lists(rank), tick_K.tolist()
         self._acting = acting
 
-    def _observe(self, comm_s: float, barrier_s: float, step_s: float) -> None:
-        self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self.barrier_alone_s, 0.0)
-        timing.observe_step(self._tick, step_s)
-        timing.observe_ranks(self._rows, self._tick, self._comm_R, self._wait_R, self._has_barrier)
+
+def _lists(rank: NDArray[np.float32]) -> list[list[np.float32]]:
+    return [list(row) for row in rank]

@@ -37,14 +37,8 @@ class HostStamps:
     def capturing(self) -> bool:
         return False
 
-    def ready_many(self, stamps: Sequence[float]) -> bool:
-        return True
-
     def seconds(self, stamp: float) -> float:
         return stamp
-
-    def seconds_many(self, stamps: Sequence[float]) -> list[float]:
-        return list(stamps)
 
     def release(self, stamps: Iterable[float]) -> None:
         """Readings of a clock are not pooled."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
-from paceenv.live.observe.stamps import DeviceStamps, HostStamps
+from paceenv.live.observe.stamps import DeviceStamps
 from paceenv.live.observe.step import Operation, Shape, Step
 
 BY_TICKS = 64
@@ -59,7 +59,7 @@ class Steps:
     def readable(self, entry: Tick) -> bool:
         """Whether every stamp has passed, or can never be read."""
         stamps = self._log.stamps
-        return isinstance(stamps, HostStamps) or stamps.ready_many(stamps_of(entry))
+        return not isinstance(stamps, DeviceStamps) or stamps.ready_many(stamps_of(entry))
 
     def release(self, entry: Tick) -> None:
         """Give up a tick that is not read: the next step has no start."""
@@ -71,13 +71,13 @@ class Steps:
     def add(self, entry: Tick) -> Step | None:
         """Take in a tick that is readable; returns the step that it ends."""
         number, rows, mark, delay, tick = entry
-        stamps, kinds = self._log.stamps, self._log.kinds
+        log, stamps, kinds = self._log, self._log.stamps, self._log.kinds
         if rows is None:
             self._begin_at(entry)
             return None
         self.watched += 1
         logged = rows
-        if not isinstance(stamps, HostStamps):
+        if isinstance(stamps, DeviceStamps):
             rows = self._in_seconds(rows, tick, stamps)
         last_s, last = -math.inf, None
         operations, met = self._operations, False
@@ -100,9 +100,8 @@ class Steps:
         if delay is not None and (delay_s := self._settle(delay, number)):
             begin_s = stamps.seconds(delay.before)
             self._paced = (begin_s, begin_s + delay_s)
-        if isinstance(stamps, HostStamps):
-            tick_s = tick
-        else:
+        tick_s = tick
+        if isinstance(stamps, DeviceStamps):
             tick_s = stamps.seconds(tick) if tick is not None else math.nan
             if last is not None or tick is not None:
                 stamps.rebase(last if last is not None else tick)
@@ -113,7 +112,7 @@ class Steps:
                 self._forget()
             return None
         self._met = self._met or met
-        if self._by_ticks != (self._log.every > 1):  # from now on a step ends elsewhere
+        if self._by_ticks != (log.every > 1):  # from now on a step ends elsewhere
             self._by_ticks, self._last_exit_s = not self._by_ticks, None
         return self._finish(number, last_s if met and not self._by_ticks else tick_s)
 
@@ -142,8 +141,8 @@ class Steps:
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
         self._forget()
-        if number >= ALL_WATCHED and self.every < MAX_EVERY:
-            self.every = max(self._affordable(len(operations), number // LEAST_SHARE), self.every)
+        if number >= ALL_WATCHED:
+            self._watch_less(len(operations), min(number // LEAST_SHARE, MAX_EVERY))
         if len(operations) > 1:
             operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
@@ -191,16 +190,14 @@ class Steps:
             until_s = max(until_s, end_s)
         return found_s
 
-    def _affordable(self, operations: int, most: int) -> int:
-        """One iteration in how many, at most ``most``, can be watched: a power of 2.
+    def _watch_less(self, operations: int, most: int) -> None:
+        """One iteration in so many, at most ``most``, can be watched: a power of 2.
 
         Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
         """
-        fixed_us, each_us = HOST_US if isinstance(self._log.stamps, HostStamps) else DEVICE_US
-        every = 1
-        while 2 * every <= min(most, MAX_EVERY) and fixed_us + each_us * operations > MEAN_US * every:
-            every *= 2
-        return every
+        fixed_us, each_us = DEVICE_US if self._log.on_device else HOST_US
+        while 2 * self.every <= most and fixed_us + each_us * operations > MEAN_US * self.every:
+            self.every *= 2
 
     def _from_outside(self, operations: list[Operation]) -> list[Operation]:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""

@@ -268,9 +268,10 @@ def watch_slack(tick: Tick, step_s: float, baseline_s: float) -> None:
 def without_outlier_s(tick: Tick, step_s: float, baseline_s: float) -> float:
     """A step as it counts in a comparison, seconds; the mean change from step to step takes it in."""
     last_s, before_s = tick[slots.SLACK_STEP_S], tick[slots.SLACK_BEFORE_S]
-    most_s = OUTLIER * max(tick[slots.SLACK_STEP_CHANGE_S], LEAST_CHANGE * baseline_s)
-    change_s = min(abs(step_s - last_s), most_s) if last_s > 0.0 else 0.0
-    tick[slots.SLACK_STEP_CHANGE_S] += CHANGE_SMOOTHING * (change_s - tick[slots.SLACK_STEP_CHANGE_S])
+    mean_s, least_s = tick[slots.SLACK_STEP_CHANGE_S], LEAST_CHANGE * baseline_s
+    most_s, change_s = OUTLIER * (mean_s if mean_s > least_s else least_s), abs(step_s - last_s)
+    change_s = (change_s if change_s < most_s else most_s) if last_s > 0.0 else 0.0
+    tick[slots.SLACK_STEP_CHANGE_S] = mean_s + CHANGE_SMOOTHING * (change_s - mean_s)
     tick[slots.SLACK_STEP_S] = step_s
     return step_s if tick[slots.SLACK_PACED] == 0.0 else float(min(max(step_s, before_s - most_s), before_s + most_s))
 

@@ -7,8 +7,8 @@ common clock tick, so step time is the same on every rank without communication.
 
 State is two arrays: ``rank[F, r]`` of float32 (one column for each rank) and ``tick[K]`` of float64 (what all ranks of
 a job see alike). Every function works on all columns at once, one short loop per quantity, so that the compiler can use
-vector registers. A live rank calls the same functions with one column, and with ``tick`` as a list: the same numbers,
-several times as fast.
+vector registers. A live rank calls the same functions with one column, and with lists in place of arrays: the same
+numbers, several times as fast.
 
 Values that a loop keeps are computed in float32, with constants of that type, so that interpreted and compiled code
 round alike. The rules compute in float64. Conversions use ``np.float64`` and not ``float``, because a compiled
@@ -31,7 +31,6 @@ Means and spreads are exponential, over about ``1 / SMOOTHING`` iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +54,12 @@ from paceenv.core.pacing import (
 )
 
 Tick = switchback.Tick
-Rank = NDArray[np.float32] | Sequence[NDArray[np.float32]]
-"""The state of the ranks by field: an array, or in a live job its rows, which a list gives out faster."""
+Rank = NDArray[np.float32] | list[list[np.float32]]
+"""The state of the ranks by field: an array, or lists in a live job. A list does not round what it is given, so what is
+computed in float64 is stored as ``np.float32``."""
+Row = NDArray[np.float32] | list[np.float32]
+Settings = NDArray[np.float64] | list[list[list[float]]]
+"""(threshold, window) of each mechanism on each rank, ratios, ``(M, 2, R)``."""
 DELAY_S, DEFER_S, BUDGET_S, STEP_BASELINE_S = slots.DELAY_S, slots.DEFER_S, slots.BUDGET_S, slots.STEP_BASELINE_S
 COMM_S, SLACK_S, RANK_FIELDS, TICK_FIELDS = slots.COMM_S, slots.SLACK_S, slots.RANK_FIELDS, slots.TICK_FIELDS
 """Of the state those that others read; :mod:`paceenv.core.slots` has them all."""
@@ -76,8 +79,9 @@ SMOOTHING = np.float32(0.1)
 TINY = np.float32(1e-30)
 """Added to the input of an exponential mean, so that the mean cannot decay into subnormal numbers. It would stay there
 for ever, and every operation would cost a hundred. Beside any number that is not zero it disappears in rounding."""
-CHANGE_MARGIN = 2.0
-"""Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
+CHANGE_MARGIN = np.float64(2.0)
+"""Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations. With its type
+the difference is computed in float64, interpreted and compiled."""
 _ZERO, _ONE, _NONE_YET = np.float32(0.0), np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
@@ -112,15 +116,16 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
 def observe_step(tick: Tick, step_s: float) -> None:
     """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
     tick[slots.ITERATIONS] += 1.0
-    larger_s = max(tick[slots.STEP_FIRST_S], step_s)
-    tick[slots.STEP_FIRST_S] = min(tick[slots.STEP_FIRST_S], step_s)
-    largest_s = max(tick[slots.STEP_SECOND_S], larger_s)
-    tick[slots.STEP_SECOND_S] = min(tick[slots.STEP_SECOND_S], larger_s)
-    tick[slots.STEP_THIRD_S] = min(tick[slots.STEP_THIRD_S], largest_s)
+    first_s, second_s, third_s = tick[slots.STEP_FIRST_S], tick[slots.STEP_SECOND_S], tick[slots.STEP_THIRD_S]
+    larger_s = step_s if step_s > first_s else first_s
+    tick[slots.STEP_FIRST_S] = step_s if step_s < first_s else first_s
+    largest_s = larger_s if larger_s > second_s else second_s
+    tick[slots.STEP_SECOND_S] = larger_s if larger_s < second_s else second_s
+    tick[slots.STEP_THIRD_S] = third_s = largest_s if largest_s < third_s else third_s
     if tick[slots.ITERATIONS] <= BLOCK_ITERATIONS:
         tick[STEP_BASELINE_S] = tick[smallest(tick, slots.STEP_FIRST_S)]
-    else:
-        tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], tick[slots.STEP_THIRD_S])
+    elif third_s < tick[STEP_BASELINE_S]:
+        tick[STEP_BASELINE_S] = third_s
     if block_ends(tick):
         tick[STEP_BASELINE_S] += BASELINE_RISE * (tick[slots.STEP_THIRD_S] - tick[STEP_BASELINE_S])
         tick[slots.STEP_FIRST_S] = tick[slots.STEP_SECOND_S] = tick[slots.STEP_THIRD_S] = math.inf
@@ -148,8 +153,8 @@ def block_ends(tick: Tick) -> bool:
 def observe_ranks(
     rank: Rank,
     tick: Tick,
-    comm_R: NDArray[np.float32],
-    wait_R: NDArray[np.float32],
+    comm_R: Row,
+    wait_R: Row,
     has_barrier: bool,
 ) -> None:
     """Take in one iteration of every rank, after :func:`observe_step`.
@@ -160,7 +165,7 @@ def observe_ranks(
         tick: what all ranks see alike, ``(TICK_FIELDS,)``.
         wait_R: time in the barrier, seconds; without a barrier overwritten with the wait in the collective.
     """
-    ranks, alpha = comm_R.shape[0], _ONE if tick[slots.ITERATIONS] == 1.0 else SMOOTHING
+    ranks, alpha = len(comm_R), _ONE if tick[slots.ITERATIONS] == 1.0 else SMOOTHING
     beta = alpha if tick[slots.SLACK_EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
     baseline_R, comm_low_R, slack_low_R = (
         rank[slots.COMM_BASELINE_S],
@@ -194,9 +199,9 @@ def observe_ranks(
         variance_R[r] = (_ONE - alpha) * (variance_R[r] + alpha * (off_s * off_s)) + TINY
 
 
-def follow_comm(rank: Rank, tick: Tick, comm_R: NDArray[np.float32]) -> None:
+def follow_comm(rank: Rank, tick: Tick, comm_R: Row) -> None:
     """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
-    ranks, baseline_R = comm_R.shape[0], rank[slots.COMM_BASELINE_S]
+    ranks, baseline_R = len(comm_R), rank[slots.COMM_BASELINE_S]
     first_R, second_R, third_R = rank[slots.COMM_FIRST_S], rank[slots.COMM_SECOND_S], rank[slots.COMM_THIRD_S]
     for r in range(ranks):
         larger_s = comm_R[r] if comm_R[r] > first_R[r] else first_R[r]
@@ -223,7 +228,7 @@ def spread_s(mean_s: float, square_s2: float) -> float:
     return math.sqrt(max(square_s2 - mean_s * mean_s, 0.0))
 
 
-def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
+def slack_low_s(rank: Rank, r: int) -> float:
     """Slack that rank ``r`` can count on, seconds: the recent low less a margin for its step-to-step changes, or 0.
 
     Without the margin, independent jitter would look like slack. Among many ranks each single one is not last for
@@ -232,23 +237,23 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     changes from one step to the next; the start of a persistent episode would widen the spread as well. Zero until a
     first pair is complete.
     """
-    now_s, before_s = np.float64(rank[slots.SLACK_S, r]), np.float64(rank[slots.SLACK_PAIR_LOW_S, r])
+    now_s, before_s = rank[slots.SLACK_S][r], rank[slots.SLACK_PAIR_LOW_S][r]
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[slots.SLACK_CHANGE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * rank[slots.SLACK_CHANGE_S][r]
     return safe_s if before_s < math.inf and safe_s > 0.0 else 0.0
 
 
-def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
+def comm_low_s(rank: Rank, r: int) -> float:
     """Time in the collective that rank ``r`` must count on, seconds: the recent low less the same margin.
 
     It is never below the rank's baseline; the rest is what contention adds to every iteration. The low rises only when
     contention persists and falls at once when a shift has worked, so a job stops shifting where it stops colliding. A
     mean would not. Without the margin, waits for late peers would count as contention and feed on each other's delays.
     """
-    now_s, before_s = np.float64(rank[slots.COMM_S, r]), np.float64(rank[slots.COMM_PAIR_LOW_S, r])
+    now_s, before_s = rank[slots.COMM_S][r], rank[slots.COMM_PAIR_LOW_S][r]
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[slots.COMM_CHANGE_S, r])
-    baseline_s = np.float64(rank[slots.COMM_BASELINE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * rank[slots.COMM_CHANGE_S][r]
+    baseline_s = np.float64(rank[slots.COMM_BASELINE_S][r])
     return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
 
 
@@ -262,10 +267,10 @@ def window_s(window: float, step_s: float, cap_s: float) -> float:
 
 
 def decide(
-    rank: NDArray[np.float32],
+    rank: Rank,
     tick: Tick,
-    settings_M2R: NDArray[np.float64],
-    on_M: NDArray[np.bool_],
+    settings_M2R: Settings,
+    on_M: NDArray[np.bool_] | list[bool],
     cap_s: float,
     first_member: int = 0,
     members: int = 1,
@@ -282,7 +287,7 @@ def decide(
         first_member: place of column 0 in its process group; column ``r`` is member ``(first_member + r) % members``,
             which is its place in a stagger.
     """
-    ranks, pauses = settings_M2R.shape[2], switchback.slack_pauses(tick)
+    ranks, pauses = len(settings_M2R[0][0]), switchback.slack_pauses(tick)
     delay_R, hold_R, step_s = rank[DELAY_S], rank[DEFER_S], tick[STEP_BASELINE_S]
     paper, mean_slack = bool(on_M[PAPER]), bool(on_M[MEAN_SLACK]) and not pauses
     if paper or mean_slack:
@@ -306,16 +311,16 @@ def decide(
         clear(hold_R, ranks)
 
 
-def clear(values_R: NDArray[np.float32], ranks: int) -> None:
+def clear(values_R: Row, ranks: int) -> None:
     """Set to 0."""
     for r in range(ranks):
         values_R[r] = _ZERO
 
 
 def follow_waits(
-    rank: NDArray[np.float32],
+    rank: Rank,
     tick: Tick,
-    settings_M2R: NDArray[np.float64],
+    settings_M2R: Settings,
     cap_s: float,
     paper: bool,
     mean_slack: bool,
@@ -323,45 +328,46 @@ def follow_waits(
     """Delay ranks by the rule of the paper or by mean_slack, of those that act the one with the wider window."""
     step_s, delay_R, now_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_S]
     mean_R, variance_R = rank[slots.WAIT_MEAN_S], rank[slots.WAIT_VARIANCE_S2]
-    for r in range(settings_M2R.shape[2]):
-        paper_s = window_s(settings_M2R[PAPER, WINDOW, r], step_s, cap_s) if paper else 0.0
-        mean_slack_s = window_s(settings_M2R[MEAN_SLACK, WINDOW, r], step_s, cap_s) if mean_slack else 0.0
-        threshold = settings_M2R[MEAN_SLACK if mean_slack_s > paper_s else PAPER, THRESHOLD, r]
+    for r in range(len(settings_M2R[0][0])):
+        paper_s = window_s(settings_M2R[PAPER][WINDOW][r], step_s, cap_s) if paper else 0.0
+        mean_slack_s = window_s(settings_M2R[MEAN_SLACK][WINDOW][r], step_s, cap_s) if mean_slack else 0.0
+        threshold = settings_M2R[MEAN_SLACK if mean_slack_s > paper_s else PAPER][THRESHOLD][r]
         wait_s = np.float64(now_R[r]) - np.float64(delay_R[r])  # less the delay that this iteration started with
         mean_s, sd_s = np.float64(mean_R[r]), math.sqrt(np.float64(variance_R[r]))
-        delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, max(paper_s, mean_slack_s))
+        asked_s = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, max(paper_s, mean_slack_s))
+        delay_R[r] = np.float32(asked_s)
 
 
 def use_slack(
-    rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float, pauses: bool
+    rank: Rank, tick: Tick, settings_M2R: Settings, cap_s: float, pauses: bool
 ) -> None:
     """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
     step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_DELAY_S]
     closed = tick[slots.SLACK_CLOSED] > 0.0
-    for r in range(settings_M2R.shape[2]):
-        most_s = window_s(settings_M2R[SLACK, WINDOW, r], step_s, cap_s)
-        threshold, before_s = settings_M2R[SLACK, THRESHOLD, r], np.float64(slack_delay_R[r])
+    for r in range(len(settings_M2R[0][0])):
+        most_s = window_s(settings_M2R[SLACK][WINDOW][r], step_s, cap_s)
+        threshold, before_s = settings_M2R[SLACK][THRESHOLD][r], np.float64(slack_delay_R[r])
         asked_s = before_s if pauses else slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, most_s)
-        slack_delay_R[r] = 0.0 if closed or most_s == 0.0 else asked_s
+        slack_delay_R[r] = np.float32(0.0 if closed or most_s == 0.0 else asked_s)
     if not pauses:
-        for r in range(settings_M2R.shape[2]):
+        for r in range(len(settings_M2R[0][0])):
             delay_R[r] = max(delay_R[r], slack_delay_R[r])
 
 
-def shift_phase(rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float) -> None:
+def shift_phase(rank: Rank, tick: Tick, settings_M2R: Settings, cap_s: float) -> None:
     """Delay ranks by what contention adds to their collective."""
     step_s, delay_R, baseline_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.COMM_BASELINE_S]
-    for r in range(settings_M2R.shape[2]):
-        threshold, most_s = settings_M2R[PHASE_SHIFT, THRESHOLD, r], settings_M2R[PHASE_SHIFT, WINDOW, r]
+    for r in range(len(settings_M2R[0][0])):
+        threshold, most_s = settings_M2R[PHASE_SHIFT][THRESHOLD][r], settings_M2R[PHASE_SHIFT][WINDOW][r]
         most_s = window_s(most_s, step_s, cap_s)
         asked_s = phase_shift_delay_s(comm_low_s(rank, r), np.float64(baseline_R[r]), threshold, most_s)
-        delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+        delay_R[r] = np.float32(max(np.float64(delay_R[r]), asked_s))
 
 
 def take_places(
-    rank: NDArray[np.float32],
+    rank: Rank,
     tick: Tick,
-    settings_M2R: NDArray[np.float64],
+    settings_M2R: Settings,
     cap_s: float,
     first_member: int,
     members: int,
@@ -370,21 +376,22 @@ def take_places(
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     inflation, holds = tick[slots.STAGGER_FREE_S] / step_s - 1.0, tick[slots.STAGGER_LEFT] > 0.0
     is_trial, member = tick[slots.STAGGER_TRIAL] > 0.0, first_member % members
-    for r in range(settings_M2R.shape[2]):
-        threshold, most_s = settings_M2R[STAGGER, THRESHOLD, r], settings_M2R[STAGGER, WINDOW, r]
+    for r in range(len(settings_M2R[0][0])):
+        threshold, most_s = settings_M2R[STAGGER][THRESHOLD][r], settings_M2R[STAGGER][WINDOW][r]
         if holds or threshold == 0.0:
             place = float(member) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, 0.0 if is_trial else threshold, window_s(most_s, step_s, cap_s))
-            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+            delay_R[r] = np.float32(max(np.float64(delay_R[r]), asked_s))
         member = 0 if member + 1 == members else member + 1
 
 
-def hold_transfers(hold_R: NDArray[np.float32], tick: Tick, settings_2R: NDArray[np.float64], cap_s: float) -> None:
+def hold_transfers(hold_R: Row, tick: Tick, settings_2R: NDArray[np.float64] | list[list[float]], cap_s: float) -> None:
     """Set how long ranks hold back each transfer that can wait in their next iteration, seconds."""
     gain = switchback.defer_gain(tick)
-    for r in range(settings_2R.shape[1]):
-        most_s = window_s(settings_2R[WINDOW, r], tick[STEP_BASELINE_S], cap_s)
-        hold_R[r] = hold_s = defer_hold_s(gain, settings_2R[THRESHOLD, r], most_s)
+    for r in range(len(settings_2R[WINDOW])):
+        most_s = window_s(settings_2R[WINDOW][r], tick[STEP_BASELINE_S], cap_s)
+        hold_s = defer_hold_s(gain, settings_2R[THRESHOLD][r], most_s)
+        hold_R[r] = np.float32(hold_s)
         if hold_s > 0.0:
             tick[slots.DEFER_NOW] = 1.0
 
