@@ -89,12 +89,7 @@ class TraceMetadata:
     source: str
 
     def of_ranks(self, key: str, default: Any = None) -> dict[int, Any]:
-        """The entry ``key`` of every rank, by rank.
-
-        Args:
-            key: of the entry.
-            default: for ranks that do not have it.
-        """
+        """The entry ``key`` of every rank, by rank; ``default`` for those that do not have it."""
         return {entry["rank"]: entry.get(key, default) for entry in self.ranks}
 
     def to_json(self) -> str:
@@ -104,12 +99,7 @@ class TraceMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "trace metadata") -> TraceMetadata:
-        """Parse :meth:`to_json`. Raises InputError, naming ``where``, if it is malformed or of a newer version.
-
-        Args:
-            text: JSON.
-            where: name of the file, for the error.
-        """
+        """Parse :meth:`to_json`. Raises InputError, naming the file ``where``, if it is malformed or newer."""
         try:
             content = json.loads(text)
         except ValueError as error:
@@ -138,41 +128,23 @@ class Trace:
     def from_columns(
         cls, columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace"
     ) -> Trace:
-        """A trace from columns.
+        """A trace from columns as of :meth:`TraceWriter.append`.
 
-        Args:
-            columns: as for :meth:`TraceWriter.append`.
-            metadata: of the job.
-            where: what errors name as the source.
-
-        Raises:
-            InputError: for columns that the schema does not allow.
+        Raises InputError, naming the source ``where``, for columns that the schema does not allow.
         """
         return cls(pa.Table.from_batches([_to_batch(columns, 0, where)]), metadata)
 
     def column(self, name: str) -> NDArray[Any]:
-        """One column as a NumPy array of one value per row; text columns as objects.
-
-        Args:
-            name: of the column.
-        """
+        """One column as a NumPy array of one value per row; text columns as objects."""
         column = self.table[name]
         return np.asarray(column.cast(pa.string()) if column.type == _TEXT else column)
 
     def isin(self, name: str, *values: str) -> NDArray[np.bool_]:
-        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text.
-
-        Args:
-            name: of the column.
-        """
+        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text."""
         return np.asarray(pc.is_in(self.table[name], value_set=pa.array(values, pa.string())))
 
     def job_name(self, job: str | None) -> str:
-        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named.
-
-        Args:
-            job: what the user named; None for nothing.
-        """
+        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
         names = sorted(self.table["job"].unique().to_pylist())
         if job is None and len(names) == 1:
             job = names[0]
@@ -185,10 +157,6 @@ class TraceWriter:
     """Stream a trace to ``path``: a context manager that leaves a whole file or no file.
 
     Raises InputError if the file cannot be written, the disk is full, or rows do not fit the schema.
-
-    Args:
-        path: of the file.
-        metadata: about job and ranks.
     """
 
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
@@ -211,9 +179,6 @@ class TraceWriter:
 
         ``group``, ``micro_batch``, ``chunk``, ``peer`` (-1) and ``bytes`` (0) may be left out. Raises InputError for
         missing, unknown or ill-typed columns, unequal lengths, for ``end_s < start_s``, and where the disk is full.
-
-        Args:
-            columns: by name.
         """
         if isinstance(columns, pa.RecordBatch):
             columns = dict(zip(columns.schema.names, columns.columns, strict=True))
@@ -241,29 +206,25 @@ class TraceWriter:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a whole trace.
-
-    Args:
-        trace: metadata and rows.
-        path: the Parquet file; written whole or not at all, as by :class:`TraceWriter`.
-    """
+    """Write a whole trace or, as :class:`TraceWriter`, none."""
     with TraceWriter(path, trace.metadata) as writer:
         for batch in trace.table.to_batches():
             writer.append(batch)
 
 
 def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
-    """Read a trace, or some of its iterations.
+    """Read a trace, or ``steps`` of it, ranges of iterations.
 
     Raises InputError if the file is missing, truncated, not Parquet, not a trace, of a newer schema version, or if a
     row has nulls, non-finite times or ``end_s < start_s``.
-
-    Args:
-        path: of the file.
-        steps: ranges of iterations; default: all.
     """
-    names, metadata = _open_trace(path)
-    iteration, where = pc.field("iteration"), str(path)
+    where, iteration = str(path), pc.field("iteration")
+    with open_parquet(path) as file:
+        names, about = file.schema_arrow.names, file.schema_arrow.metadata or {}
+    if METADATA_KEY not in about:
+        raise InputError(f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {names}")
+    metadata = TraceMetadata.from_json(about[METADATA_KEY], where)
+    _check_names([*names, *(set(_DEFAULTS) - set(names))], where)
     wanted = [(iteration >= one.start) & (iteration < one.stop) for one in steps or ()]
     try:
         table = pq.read_table(
@@ -275,22 +236,20 @@ def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
         )
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{where}: damaged: {error}") from error
-    for name in set(_DEFAULTS) - set(names):
-        field = SCHEMA.field(name)
-        table = table.append_column(field, _to_array(_DEFAULTS[name], field, table.num_rows, where))
+    for field in SCHEMA:
+        if field.name not in names:
+            table = table.append_column(field, _to_array(_DEFAULTS[field.name], field, table.num_rows, where))
+        elif (found := table.schema.field(field.name).type) != field.type:
+            raise out_of_range(f"type of column {field.name!r}", str(found), str(field.type), where)
     table = table.select(SCHEMA.names).cast(SCHEMA)
     _check_rows(table, 0, where)
     return Trace(table.unify_dictionaries().combine_chunks(), metadata)
 
 
-def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read.
-
-    Args:
-        path: of the file.
-    """
+def open_parquet(path: str | Path) -> pq.ParquetFile:
+    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read."""
     try:
-        return pq.ParquetFile(path, **options)
+        return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: {_why_unreadable(Path(path), error)}") from error
 
@@ -305,20 +264,6 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if head == b"PAR1":
         return f"truncated or damaged Parquet file ({error})"
     return "not a Parquet file" if head else "empty file"
-
-
-def _open_trace(path: str | Path) -> tuple[list[str], TraceMetadata]:
-    """The columns and the metadata of a trace file."""
-    with open_parquet(path, read_dictionary=_TEXT_COLUMNS) as file:
-        schema = file.schema_arrow
-    if METADATA_KEY not in (schema.metadata or {}):
-        raise InputError(f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}")
-    metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
-    _check_names([*schema.names, *(set(_DEFAULTS) - set(schema.names))], str(path))
-    for field in SCHEMA:
-        if field.name in schema.names and (found := schema.field(field.name).type) != field.type:
-            raise out_of_range(f"type of column {field.name!r}", str(found), str(field.type), str(path))
-    return schema.names, metadata
 
 
 def _check_names(names: list[str], where: str) -> None:

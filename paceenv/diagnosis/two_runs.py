@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.metrics import correlation_length
 from paceenv.core.wording import duration
 from paceenv.diagnosis.host_activity import PARTS
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.timelines import RankActivity
@@ -23,8 +22,6 @@ _SMALLEST_S: Final = 1e-7
 """Parts that take less in both runs are left out."""
 _LEAST: Final = 4
 """Values whose spread tells noise."""
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, short_repr
 from paceenv.importers.formats import ALLOWED
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
+    Array,
     Column,
+    Integers,
     StepLog,
     bars_of_steps,
     convert,
@@ -68,9 +69,6 @@ _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
 _SEEN: Final = 2000
 """Characters of a line that a user's own pattern sees."""
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:

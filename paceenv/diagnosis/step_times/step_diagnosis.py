@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -19,7 +18,7 @@ from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times import step_findings
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_findings import Drift, Finding
-from paceenv.importers.log_text.conversion import StepLog
+from paceenv.importers.log_text.conversion import Array, Integers, StepLog
 
 MIN_VALUES: Final = 8
 """Values that an interval needs."""
@@ -43,10 +42,6 @@ LOG_EVERY_STEP: Final = (
     "Megatron-LM --log-interval 1, torchtitan --metrics.log_freq 1, Hugging Face logging_steps=1, "
     "nanoGPT log_interval=1"
 )
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,6 @@ class StepLog:
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
     of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
 
-    @property
-    def quantity(self) -> str:
-        """What is measured, in words."""
-        return "step time" if self.of == "step" else f"time per {self.of}"
-
     def said(self, time_s: float) -> str:
         """A time in words, and the speed that the log has where it is none of a step."""
         if self.of == "step":
