@@ -89,7 +89,12 @@ class TraceMetadata:
     source: str
 
     def of_ranks(self, key: str, default: Any = None) -> dict[int, Any]:
-        """The entry ``key`` of every rank, by rank; ``default`` for those that do not have it."""
+        """The entry ``key`` of every rank, by rank.
+
+        Args:
+            key: of the entry.
+            default: for ranks that do not have it.
+        """
         return {entry["rank"]: entry.get(key, default) for entry in self.ranks}
 
     def to_json(self) -> str:
@@ -99,7 +104,12 @@ class TraceMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "trace metadata") -> TraceMetadata:
-        """Parse :meth:`to_json`. Raises InputError, naming the file ``where``, if it is malformed or newer."""
+        """Parse :meth:`to_json`. Raises InputError, naming ``where``, if it is malformed or of a newer version.
+
+        Args:
+            text: JSON.
+            where: name of the file, for the error.
+        """
         try:
             content = json.loads(text)
         except ValueError as error:
@@ -128,23 +138,41 @@ class Trace:
     def from_columns(
         cls, columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace"
     ) -> Trace:
-        """A trace from columns as of :meth:`TraceWriter.append`.
+        """A trace from columns.
 
-        Raises InputError, naming the source ``where``, for columns that the schema does not allow.
+        Args:
+            columns: as for :meth:`TraceWriter.append`.
+            metadata: of the job.
+            where: what errors name as the source.
+
+        Raises:
+            InputError: for columns that the schema does not allow.
         """
         return cls(pa.Table.from_batches([_to_batch(columns, 0, where)]), metadata)
 
     def column(self, name: str) -> NDArray[Any]:
-        """One column as a NumPy array of one value per row; text columns as objects."""
+        """One column as a NumPy array of one value per row; text columns as objects.
+
+        Args:
+            name: of the column.
+        """
         column = self.table[name]
         return np.asarray(column.cast(pa.string()) if column.type == _TEXT else column)
 
     def isin(self, name: str, *values: str) -> NDArray[np.bool_]:
-        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text."""
+        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text.
+
+        Args:
+            name: of the column.
+        """
         return np.asarray(pc.is_in(self.table[name], value_set=pa.array(values, pa.string())))
 
     def job_name(self, job: str | None) -> str:
-        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
+        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named.
+
+        Args:
+            job: what the user named; None for nothing.
+        """
         names = sorted(self.table["job"].unique().to_pylist())
         if job is None and len(names) == 1:
             job = names[0]
@@ -157,6 +185,10 @@ class TraceWriter:
     """Stream a trace to ``path``: a context manager that leaves a whole file or no file.
 
     Raises InputError if the file cannot be written, the disk is full, or rows do not fit the schema.
+
+    Args:
+        path: of the file.
+        metadata: about job and ranks.
     """
 
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
@@ -179,6 +211,9 @@ class TraceWriter:
 
         ``group``, ``micro_batch``, ``chunk``, ``peer`` (-1) and ``bytes`` (0) may be left out. Raises InputError for
         missing, unknown or ill-typed columns, unequal lengths, for ``end_s < start_s``, and where the disk is full.
+
+        Args:
+            columns: by name.
         """
         if isinstance(columns, pa.RecordBatch):
             columns = dict(zip(columns.schema.names, columns.columns, strict=True))
@@ -206,17 +241,26 @@ class TraceWriter:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a whole trace or, as :class:`TraceWriter`, none."""
+    """Write a whole trace.
+
+    Args:
+        trace: metadata and rows.
+        path: the Parquet file; written whole or not at all, as by :class:`TraceWriter`.
+    """
     with TraceWriter(path, trace.metadata) as writer:
         for batch in trace.table.to_batches():
             writer.append(batch)
 
 
 def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
-    """Read a trace, or ``steps`` of it, ranges of iterations.
+    """Read a trace, or some of its iterations.
 
     Raises InputError if the file is missing, truncated, not Parquet, not a trace, of a newer schema version, or if a
     row has nulls, non-finite times or ``end_s < start_s``.
+
+    Args:
+        path: of the file.
+        steps: ranges of iterations; default: all.
     """
     where, iteration = str(path), pc.field("iteration")
     with open_parquet(path) as file:
@@ -247,7 +291,11 @@ def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
 
 
 def open_parquet(path: str | Path) -> pq.ParquetFile:
-    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read."""
+    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read.
+
+    Args:
+        path: of the file.
+    """
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:

@@ -36,13 +36,11 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """In words."""
         if self.half_width_s is None:
             return "too few steps to tell from noise"
         return "more than noise" if abs(self.after_s - self.before_s) > self.half_width_s else "within noise"
 
     def row(self) -> tuple[str, ...]:
-        """For a table."""
         ratio = f"{self.after_s / self.before_s - 1.0:+z.1%}" if self.before_s > 0.0 else "-"
         return self.what, duration(self.before_s), duration(self.after_s), ratio, self.verdict
 

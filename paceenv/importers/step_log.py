@@ -181,7 +181,6 @@ class _Lines:
         self._number, self._step, self._step_line = 0, math.nan, -_CARRIED
 
     def add(self, line: Line) -> None:
-        """One line."""
         text = line.text
         if self._pattern is not None:
             self._number += 1
@@ -203,7 +202,6 @@ class _Lines:
         self._take(numbers, stamp_in(text), rank, text)
 
     def add_row(self, row: Mapping[Any, Any], source: str, rank: int | None = None) -> None:
-        """A row of a table."""
         self._take([(one, role_of(one.name, one.unit)) for one in numbers_of(row)], None, rank, "", source)
 
     def _take(
@@ -277,7 +275,6 @@ class _Lines:
         self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, amount)
 
     def _add_fields(self, fields: dict[str, str], line: Line) -> None:
-        """What the user's own pattern found."""
         stamp = stamp_in(fields.get("time", line.text))
         step, rank = (number(fields.get(name, "")) for name in ("step", "rank"))
         group = next((name for name in fields if name in GROUPS), None)

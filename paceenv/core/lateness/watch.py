@@ -216,7 +216,6 @@ class _Watch:
             self._named += map(replace, self._judge(t))
 
     def findings(self, end: int) -> Findings:
-        """What is known in the end."""
         self._end = max(self._end, end)
         spans: dict[int, list[LateSpan]] = {}
         for rank in self._open:

@@ -70,17 +70,14 @@ class Ordinary:
 
     @property
     def steady_V(self) -> Flags:
-        """After the warm-up."""
         return ~self.warm_up_V
 
     @property
     def plain_V(self) -> Flags:
-        """After the warm-up, and no outlier."""
         return ~self.warm_up_V & ~self.outlier_V
 
 
 def split(log: StepLog) -> Ordinary:
-    """Find levels, warm-up and outliers of a log."""
     step_s_V, V = log.step_s_V, len(log.step_s_V)
     cuts = find_cuts(step_s_V)
     warm_up_V, outlier_V, usual_s_V = np.zeros(V, bool), np.zeros(V, bool), step_s_V.copy()

@@ -101,12 +101,10 @@ class StepDiagnosis:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         return self._answer[0]
 
     @property
     def next_step(self) -> str:
-        """What to record or do next, and the command."""
         return self._answer[1]
 
     @property
@@ -116,12 +114,11 @@ class StepDiagnosis:
         if self.ceiling is None:
             few = f"too few step times after the warm-up for a ceiling: {count}, needed {MIN_VALUES}"
             return "; ".join([*(one.text for one in self.findings[:1]), few]), again
-        low, high = _digits(self.ceiling.low), _digits(self.ceiling.high)
-        at_most = f"{_digits(self.ceiling.value)} % [{low} to {high} %]"
-        shown = f"removing all variation would gain at most {at_most} of throughput"
+        most, low, high = map(_digits, (self.ceiling.value, self.ceiling.low, self.ceiling.high))
+        shown = f"removing all variation would gain at most {most} % [{low} to {high} %] of throughput"
         if self.findings:
             first = self.findings[0]
-            gain = f"; removing all variation would gain at most {_digits(self.ceiling.value)} % of throughput"
+            gain = f"; removing all variation would gain at most {most} % of throughput"
             text = first.text + gain * (first.kind not in {"rank", "part"})  # which are more than variation
             return text, first.next_step or f"to see who waits for whom in every step: {RECORD}"
         if self.rounding_share > _ROUNDED:
@@ -162,7 +159,6 @@ class StepDiagnosis:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         log, steady_V, levels = self.log, self.ordinary.steady_V, self.ordinary.levels
         at_v, outlier_v = log.step_V[steady_V], self.ordinary.outlier_V[steady_V]
         about = {

@@ -62,7 +62,6 @@ class Column:
         return len(self.rows) // 5
 
     def add(self, step: float, number: Number, stamp: Number | None, *, line: int = 0, epoch: float = 0.0) -> None:
-        """Keep one line's numbers."""
         if len(self) < MAX_VALUES:
             clock_s = math.nan if stamp is None else stamp.value
             self.rows.extend((step, number.value, clock_s, epoch, line))
