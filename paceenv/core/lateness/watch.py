@@ -261,10 +261,7 @@ class _Watch:
     def _covered_share(self, rows: Sequence[LateRank]) -> float:
         """Share of the iterations in which one of these ranks was late."""
         edges = sorted((s.first, self._end if s.last is None else s.last) for row in rows for s in row.spans)
-        covered, reached = 0, self._begin - 1
-        for first, last in edges:
-            covered += max(last - max(first - 1, reached), 0)
-            reached = max(reached, last)
+        covered = sum(max(last - first + 1, 0) for first, last in _joined(edges))
         return covered / max(self._end - self._begin + 1, 1)
 
     def _account(self, t: int, step_s: float) -> None:

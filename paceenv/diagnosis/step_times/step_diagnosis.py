@@ -176,14 +176,9 @@ class StepDiagnosis:
             "phases_s": {name: np.nanmedian(part_V[steady_V]) for name, part_V in log.phases.items()},
             "ranks": {one.rank: np.median(one.step_s_V) for one in (log, *log.others) if log.others},
         }
-        return about | {name: getattr(self, name) for name in _NUMBERS}
-
-
-_NUMBERS: Final = (
-    *("averaged", "runs", "mean_s", "median_s", "cv", "p99_over_median", "rounding_share"),
-    *("drift", "ceiling", "from_outliers", "findings", "minor", "verdict", "next_step"),
-)
-"""What a diagnosis has as JSON besides what the log is."""
+        numbers = ("averaged", "runs", "mean_s", "median_s", "cv", "p99_over_median", "rounding_share")
+        said = ("drift", "ceiling", "from_outliers", "findings", "minor", "verdict", "next_step")
+        return about | {name: getattr(self, name) for name in (*numbers, *said)}
 
 
 def diagnose_steps(log: StepLog) -> StepDiagnosis:
