@@ -185,8 +185,8 @@ def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
     retyped = table.set_column(rank, "rank", table["rank"].cast(pa.int64()))
     with pytest.raises(InputError, match="type of column 'rank' = 'int64'; allowed: int32"):
         read_trace(raw(tmp_path / "a", retyped, content))
-    with pytest.raises(InputError, match=r"missing \['rank'\], unknown \['node'\]"):
-        read_trace(raw(tmp_path / "b", table.rename_columns({"rank": "node"}), content))
+    with pytest.raises(InputError, match=r"missing \['op'\], unknown \['node'\]"):
+        read_trace(raw(tmp_path / "b", table.rename_columns({"op": "node"}), content))
     with pytest.raises(InputError, match=r"no metadata 'paceenv\.trace'; columns \['job'"):
         read_trace(raw(tmp_path / "c", table, None))
     reversed_times = table.rename_columns({"start_s": "end_s", "end_s": "start_s"})

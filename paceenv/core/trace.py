@@ -262,8 +262,13 @@ def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
         path: of the file.
         steps: ranges of iterations; default: all.
     """
-    names, metadata = _open_trace(path)
-    iteration, where = pc.field("iteration"), str(path)
+    where, iteration = str(path), pc.field("iteration")
+    with open_parquet(path) as file:
+        names, about = file.schema_arrow.names, file.schema_arrow.metadata or {}
+    if METADATA_KEY not in about:
+        raise InputError(f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {names}")
+    metadata = TraceMetadata.from_json(about[METADATA_KEY], where)
+    _check_names([*names, *(set(_DEFAULTS) - set(names))], where)
     wanted = [(iteration >= one.start) & (iteration < one.stop) for one in steps or ()]
     try:
         table = pq.read_table(
@@ -275,22 +280,24 @@ def read_trace(path: str | Path, steps: Sequence[range] | None = None) -> Trace:
         )
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{where}: damaged: {error}") from error
-    for name in set(_DEFAULTS) - set(names):
-        field = SCHEMA.field(name)
-        table = table.append_column(field, _to_array(_DEFAULTS[name], field, table.num_rows, where))
+    for field in SCHEMA:
+        if field.name not in names:
+            table = table.append_column(field, _to_array(_DEFAULTS[field.name], field, table.num_rows, where))
+        elif (found := table.schema.field(field.name).type) != field.type:
+            raise out_of_range(f"type of column {field.name!r}", str(found), str(field.type), where)
     table = table.select(SCHEMA.names).cast(SCHEMA)
     _check_rows(table, 0, where)
     return Trace(table.unify_dictionaries().combine_chunks(), metadata)
 
 
-def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
+def open_parquet(path: str | Path) -> pq.ParquetFile:
     """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read.
 
     Args:
         path: of the file.
     """
     try:
-        return pq.ParquetFile(path, **options)
+        return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: {_why_unreadable(Path(path), error)}") from error
 
@@ -305,20 +312,6 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if head == b"PAR1":
         return f"truncated or damaged Parquet file ({error})"
     return "not a Parquet file" if head else "empty file"
-
-
-def _open_trace(path: str | Path) -> tuple[list[str], TraceMetadata]:
-    """The columns and the metadata of a trace file."""
-    with open_parquet(path, read_dictionary=_TEXT_COLUMNS) as file:
-        schema = file.schema_arrow
-    if METADATA_KEY not in (schema.metadata or {}):
-        raise InputError(f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}")
-    metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
-    _check_names([*schema.names, *(set(_DEFAULTS) - set(schema.names))], str(path))
-    for field in SCHEMA:
-        if field.name in schema.names and (found := schema.field(field.name).type) != field.type:
-            raise out_of_range(f"type of column {field.name!r}", str(found), str(field.type), str(path))
-    return schema.names, metadata
 
 
 def _check_names(names: list[str], where: str) -> None:

@@ -76,17 +76,16 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             failed.append(error)
         else:
             notes = (*notes, clocks) if clocks else notes
-            diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
-            diagnosis = replace(diagnosis, ended=diagnosis.ended or broke_off)
-            if len(matrix.ranks) < 2 and inputs.activity:
-                diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
+            about = inputs.trace.metadata
+            diagnosis = with_agent(diagnose_matrix(matrix), about.job)
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
-                hosts, named = inputs.trace.metadata.of_ranks("host"), diagnosis.arrivals.named
-                lateness = find_lateness(matrix, hosts=hosts, named=named)
-            error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
+                lateness = find_lateness(matrix, hosts=about.of_ranks("host"), named=diagnosis.arrivals.named)
+            error_s = about.job.get("clock_error_s", 0.0)
             late_hosts = find_late_hosts(matrix, diagnosis.arrivals, inputs.activity, clock_error_s=error_s)
             causes = tuple(_cured(cause, late_hosts) for cause in diagnosis.causes)
-            diagnosis = replace(diagnosis, causes=causes)
+            alone = f"; {one_rank(inputs.activity)}" if len(matrix.ranks) < 2 and inputs.activity else ""
+            ended, refused = diagnosis.ended or broke_off, diagnosis.refused + alone
+            diagnosis = replace(diagnosis, ended=ended, refused=refused, causes=causes)
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
     last = (f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps if broke_off)

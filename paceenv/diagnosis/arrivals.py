@@ -42,11 +42,9 @@ class LateRank:
 
     @property
     def mean_late_s(self) -> float:
-        """Mean lateness in those steps, seconds."""
         return float(np.mean(self.late_s))
 
     def said(self, steps: int) -> str:
-        """In words."""
         listed = [duration(s) for s in self.late_s] if len(self.late_s) <= MAX_LISTED else []
         by = ", ".join(listed) or f"{duration(self.mean_late_s)} on average"
         count = len(self.iterations)
@@ -77,7 +75,6 @@ class Arrivals:
 
     @property
     def text(self) -> str:
-        """In one sentence."""
         return self.where if self.waiting_s is None else f"{self.where}; {self.culprits}"
 
     @property
@@ -110,7 +107,6 @@ class Arrivals:
 
 
 def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
-    """Arrivals in the collectives of a job, from its trace."""
     ranks, steps = len(matrix.ranks), matrix.steps
     waiting_s, transfer_s = 0.0, 0.0
     late = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))]

@@ -111,10 +111,8 @@ class TimeAttribution:
             one: max(abs(whole_s - self._mean_s(every_component - {one})), abs(self._mean_s(frozenset({one})) - bare_s))
             for one in self._components
         }
-        least = MIN_COMPONENT * whole_s
-        chosen = sorted((one for one in self._components if effect[one] > least), key=lambda one: -effect[one])[
-            :MAX_COMPONENTS
-        ]
+        large = [one for one in self._components if effect[one] > MIN_COMPONENT * whole_s]
+        chosen = sorted(large, key=lambda one: -effect[one])[:MAX_COMPONENTS]
         fixed = every_component - set(chosen)
         every = max(1, math.ceil(self._own_NT.size * 2.0 ** len(chosen) / (8.0 * MAX_WORK)))
         value = {

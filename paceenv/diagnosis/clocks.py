@@ -63,14 +63,11 @@ def _set_right(trace: Trace, matrix: OperationMatrix, job: str | None) -> tuple[
     for name in ("start_s", "end_s"):
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(name), pa.array(trace.column(name) - off_s))
-    return Trace(table, trace.metadata), _note(matrix, offset_R)
-
-
-def _note(matrix: OperationMatrix, offset_R: Array) -> str:
-    worst = int(np.argmax(np.abs(offset_R)))
-    ranks = [matrix.ranks[r] for r in np.flatnonzero(offset_R).tolist()]
-    by = f"{duration(abs(float(offset_R[worst])))} {'ahead' if offset_R[worst] > 0.0 else 'behind'}"
-    return f"clocks differ and were set right by the ends of collectives: {name_ranks(ranks)}, at most {by}"
+    worst_s = float(offset_R[np.argmax(np.abs(offset_R))])
+    ranks = name_ranks([matrix.ranks[r] for r in np.flatnonzero(offset_R).tolist()])
+    by = f"{duration(abs(worst_s))} {'ahead' if worst_s > 0.0 else 'behind'}"
+    note = f"clocks differ and were set right by the ends of collectives: {ranks}, at most {by}"
+    return Trace(table, trace.metadata), note
 
 
 def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:

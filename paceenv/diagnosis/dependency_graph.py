@@ -66,123 +66,111 @@ def last_arrivals(matrix: OperationMatrix, graph: Graph) -> Array:
 
 def build_graph(matrix: OperationMatrix) -> Graph:
     """The graph of a job's usual step."""
-    sets = _sets(matrix)
-    before: list[list[int]] = [[] for _ in matrix.op_N]
-    start_N = np.nanmedian(matrix.start_NT, axis=1)
-    tolerance_s = _TOLERANCE * float(np.median(matrix.step_s_T))
-    is_compute, is_collective, is_transfer = matrix.is_compute_N, matrix.is_collective_N, matrix.is_transfer_N
+    order = _Order(matrix)
+    is_compute, is_collective = matrix.is_compute_N, matrix.is_collective_N
     bounds = np.flatnonzero(np.diff(matrix.rank_N)) + 1
     for operations in np.split(np.arange(len(matrix.op_N)), bounds):
-        computes, collectives = (operations[which[operations]] for which in (is_compute, is_collective))
-        collectives = collectives[np.argsort(start_N[collectives], kind="stable")]
-        apart = _after(matrix, collectives, computes, tolerance_s)
-        apart |= _after(matrix, computes, collectives, tolerance_s).T
-        beside = set(collectives[(~apart & _share_steps(matrix, collectives, computes)).any(axis=1)].tolist())
+        order.of_rank(operations, *(operations[which[operations]] for which in (is_compute, is_collective)))
+    return _sorted(matrix, _sets(matrix), order.before, order.start_N)
+
+
+class _Order:
+    """What each operation waits for on its own rank, ``before``; ``start_N`` is when it usually begins."""
+
+    def __init__(self, matrix: OperationMatrix) -> None:
+        self.before: list[list[int]] = [[] for _ in matrix.op_N]
+        self.start_N = np.nanmedian(matrix.start_NT, axis=1)
+        self._matrix, self._is_transfer_N = matrix, matrix.is_transfer_N
+        self._tolerance_s = _TOLERANCE * float(np.median(matrix.step_s_T))
+
+    def of_rank(self, operations: Integers, computes: Integers, collectives: Integers) -> None:
+        """All operations of a rank in their usual order."""
+        collectives = collectives[np.argsort(self.start_N[collectives], kind="stable")]
+        apart = self._after(collectives, computes) | self._after(computes, collectives).T
+        beside = set(collectives[(~apart & self._share_steps(collectives, computes)).any(axis=1)].tolist())
         in_turn = [n for n in collectives.tolist() if n not in beside]
-        beside |= {b for a, b in pairwise(in_turn) if not _after(matrix, _one(b), _one(a), tolerance_s).all()}
-        main = [n for n in operations.tolist() if not is_transfer[n] and n not in beside]
-        _chain(before, main)
-        _beside(before, matrix, sorted(beside), np.array(main, np.int64), start_N, tolerance_s)
-        _transfers(before, matrix, operations, computes, tolerance_s)
-    return _sorted(matrix, sets, before, start_N)
+        beside |= {b for a, b in pairwise(in_turn) if not self._is_after(b, a)}
+        main = [n for n in operations.tolist() if not self._is_transfer_N[n] and n not in beside]
+        self._chain(main)
+        self._beside(sorted(beside), np.array(main, np.int64))
+        self._transfers(operations, computes)
 
+    def _share_steps(self, one: Integers, other: Integers) -> NDArray[np.bool_]:
+        """Which operations are in most of each other's steps, ``(one, other)``."""
+        has_AT, has_BT = (np.isfinite(self._matrix.start_NT[of]).astype(np.float64) for of in (one, other))
+        both = has_AT @ has_BT.T
+        return np.asarray(both >= 0.5 * np.maximum(has_AT.sum(axis=1)[:, None], has_BT.sum(axis=1)[None, :]))
 
-def _share_steps(matrix: OperationMatrix, one: Integers, other: Integers) -> NDArray[np.bool_]:
-    """Which operations are in most of each other's steps, ``(one, other)``."""
-    has_AT, has_BT = (np.isfinite(matrix.start_NT[of]).astype(np.float64) for of in (one, other))
-    both = has_AT @ has_BT.T
-    return np.asarray(both >= 0.5 * np.maximum(has_AT.sum(axis=1)[:, None], has_BT.sum(axis=1)[None, :]))
+    def _after(self, later: Integers, earlier: Integers) -> NDArray[np.bool_]:
+        """Which of some operations usually begin when others have ended, ``(later, earlier)``.
 
+        Compared step by step: medians over the steps of each would mix steps that are early with others that are late.
+        An operation that few steps have says nothing of one that most have.
+        """
+        follows = np.zeros((len(later), len(earlier)), np.bool_)
+        end_MT = self._matrix.end_NT[earlier] - self._tolerance_s
+        steps_M = np.isfinite(end_MT).sum(axis=1)
+        for i, n in enumerate(later.tolist()):
+            start_T = self._matrix.start_NT[n]
+            follows[i] = (start_T >= end_MT).sum(axis=1) >= 0.5 * np.maximum(steps_M, np.isfinite(start_T).sum())
+        return follows
 
-def _one(n: int) -> Integers:
-    return np.array([n], np.int64)
+    def _is_after(self, later: int, earlier: int) -> bool:
+        return bool(self._after(np.array([later]), np.array([earlier])).all())
 
+    def _chain(self, operations: list[int]) -> None:
+        for earlier, later in pairwise(operations):
+            self.before[later].append(earlier)
 
-def _after(matrix: OperationMatrix, later: Integers, earlier: Integers, tolerance_s: float) -> NDArray[np.bool_]:
-    """Which of some operations usually begin when others have ended, ``(later, earlier)``.
+    def _beside(self, beside: list[int], main: Integers) -> None:
+        """Collectives that overlap the chain ``main`` of their rank."""
+        streams: dict[int, list[int]] = defaultdict(list)
+        operations = np.array(beside, np.int64)
+        begins_after, released = self._after(operations, main), self._after(main, operations).T
+        for n, after, releases in zip(beside, begins_after, released, strict=True):
+            streams[int(self._matrix.group_N[n])].append(n)
+            earlier, later = np.flatnonzero(after), np.flatnonzero(releases)
+            if len(earlier):
+                self.before[n].append(int(main[earlier[-1]]))
+            if len(later) and not (len(earlier) and later[0] <= earlier[-1]):
+                self.before[int(main[later[0]])].append(n)
+        for stream in streams.values():
+            for a, b in pairwise(sorted(stream, key=lambda n: float(self.start_N[n]))):
+                if self.start_N[b] >= self.start_N[a] + self._tolerance_s or self._is_after(b, a):
+                    self.before[b].append(a)
 
-    Compared step by step: medians over the steps of each would mix steps that are early with others that are late. An
-    operation that few steps have says nothing of one that most have.
-    """
-    follows = np.zeros((len(later), len(earlier)), np.bool_)
-    end_MT = matrix.end_NT[earlier] - tolerance_s
-    steps_M = np.isfinite(end_MT).sum(axis=1)
-    for i, n in enumerate(later.tolist()):
-        start_T = matrix.start_NT[n]
-        follows[i] = (start_T >= end_MT).sum(axis=1) >= 0.5 * np.maximum(steps_M, np.isfinite(start_T).sum())
-    return follows
+    def _transfers(self, operations: Integers, computes: Integers) -> None:
+        """Sends and receives of one rank's pipeline stage."""
+        matrix = self._matrix
+        for direction in ("forward", "backward"):
+            of_direction = computes[matrix.is_op(f"{direction}-compute")[computes]].tolist()
+            served = {(int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])): i for i, n in enumerate(of_direction)}
+            for way in ("send", "recv"):
+                stream = operations[matrix.is_op(f"{direction}-{way}")[operations]].tolist()
+                self._chain(stream)
+                for n in stream:
+                    i = served.get((int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])))
+                    if i is None:
+                        continue
+                    if way == "send":
+                        self.before[n].append(of_direction[i])
+                        continue
+                    self.before[of_direction[i]].append(n)
+                    if i and self._follows(n, of_direction[i - 1]):
+                        self.before[n].append(of_direction[i - 1])
+                if direction == "backward" and stream:
+                    self._first_backward(stream[0], computes)
 
+    def _first_backward(self, transfer: int, computes: Integers) -> None:
+        """It is not posted before the last but one forward compute that precedes any backward."""
+        backward = np.flatnonzero(self._matrix.is_op("backward-compute")[computes])
+        if len(backward) and backward[0] >= 2 and self._follows(transfer, forward := int(computes[backward[0] - 2])):
+            self.before[transfer].append(forward)
 
-def _chain(before: list[list[int]], operations: list[int]) -> None:
-    for earlier, later in pairwise(operations):
-        before[later].append(earlier)
-
-
-def _beside(
-    before: list[list[int]],
-    matrix: OperationMatrix,
-    beside: list[int],
-    main: Integers,
-    start_N: NDArray[np.float64],
-    tolerance_s: float,
-) -> None:
-    """Collectives that overlap the chain ``main`` of their rank."""
-    streams: dict[int, list[int]] = defaultdict(list)
-    operations = np.array(beside, np.int64)
-    begins_after = _after(matrix, operations, main, tolerance_s)
-    released = _after(matrix, main, operations, tolerance_s).T
-    for n, after, releases in zip(beside, begins_after, released, strict=True):
-        streams[int(matrix.group_N[n])].append(n)
-        earlier, later = np.flatnonzero(after), np.flatnonzero(releases)
-        if len(earlier):
-            before[n].append(int(main[earlier[-1]]))
-        if len(later) and not (len(earlier) and later[0] <= earlier[-1]):
-            before[int(main[later[0]])].append(n)
-    for stream in streams.values():
-        for a, b in pairwise(sorted(stream, key=lambda n: float(start_N[n]))):
-            if start_N[b] >= start_N[a] + tolerance_s or _after(matrix, _one(b), _one(a), tolerance_s).all():
-                before[b].append(a)
-
-
-def _transfers(
-    before: list[list[int]], matrix: OperationMatrix, operations: Integers, computes: Integers, tolerance_s: float
-) -> None:
-    """Sends and receives of one rank's pipeline stage."""
-    for direction in ("forward", "backward"):
-        of_direction = computes[matrix.is_op(f"{direction}-compute")[computes]].tolist()
-        served = {(int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])): i for i, n in enumerate(of_direction)}
-        for way in ("send", "recv"):
-            stream = operations[matrix.is_op(f"{direction}-{way}")[operations]].tolist()
-            _chain(before, stream)
-            for n in stream:
-                i = served.get((int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])))
-                if i is None:
-                    continue
-                if way == "send":
-                    before[n].append(of_direction[i])
-                    continue
-                before[of_direction[i]].append(n)
-                if i and _follows(matrix, of_direction[i - 1], n, tolerance_s):
-                    before[n].append(of_direction[i - 1])
-            if direction == "backward" and stream:
-                _first_backward(before, matrix, computes, stream[0], tolerance_s)
-
-
-def _follows(matrix: OperationMatrix, earlier: int, later: int, tolerance_s: float) -> bool:
-    """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
-    waited_T = matrix.start_NT[later] >= matrix.end_NT[earlier] - tolerance_s
-    return float(waited_T.mean()) >= _ALWAYS
-
-
-def _first_backward(
-    before: list[list[int]], matrix: OperationMatrix, computes: Integers, transfer: int, tolerance_s: float
-) -> None:
-    """The first transfer backward is not posted before the last but one forward compute that precedes any backward."""
-    backward = np.flatnonzero(matrix.is_op("backward-compute")[computes])
-    if len(backward) and backward[0] >= 2:
-        forward = int(computes[backward[0] - 2])
-        if _follows(matrix, forward, transfer, tolerance_s):
-            before[transfer].append(forward)
+    def _follows(self, later: int, earlier: int) -> bool:
+        """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
+        waited_T = self._matrix.start_NT[later] >= self._matrix.end_NT[earlier] - self._tolerance_s
+        return float(waited_T.mean()) >= _ALWAYS
 
 
 def _sets(matrix: OperationMatrix) -> list[list[int]]:

@@ -64,19 +64,14 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
     Where delays were taken in some steps only, the causes are those of the others: delays change what a step loses.
     They are those of all steps where only the delays, as a probe, identify whether groups contend.
     """
-    paced = measure_pacing(matrix)
-    notes = (matrix.lacking,) if matrix.lacking else ()
-    if paced is None:
-        diagnosis = _diagnose_kinds(matrix)
-        return replace(diagnosis, notes=(*notes, *diagnosis.notes))
-    diagnosis, of = _diagnose_kinds(matrix), f"all {matrix.steps} steps"
-    if len(paced.plain_T) >= MIN_SHARE * matrix.steps:
+    diagnosis, paced, of = _diagnose_kinds(matrix), measure_pacing(matrix), f"all {matrix.steps} steps"
+    if paced is not None and paced.plain >= MIN_SHARE * matrix.steps:
         plain = _diagnose_kinds(matrix.of_steps(paced.plain_T))
         if diagnosis.refused or diagnosis.doubt or not plain.doubt:
-            diagnosis, of = plain, f"the {len(paced.plain_T)} steps without delays"
-    return replace(
-        diagnosis, paced_steps=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *diagnosis.notes)
-    )
+            diagnosis, of = plain, f"the {paced.plain} steps without delays"
+    said = f"causes are those of {of}; {paced.text}" if paced is not None else ""
+    notes = (*filter(None, (matrix.lacking, said)), *diagnosis.notes)
+    return replace(diagnosis, paced_steps=paced, notes=notes)
 
 
 def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:

@@ -42,7 +42,6 @@ class Mismatch:
 
     @property
     def text(self) -> str:
-        """One line."""
         said = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in self.variants)
         return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
 
@@ -117,7 +116,6 @@ class Hang:
 
     @cached_property
     def verdict(self) -> str:
-        """The answer in a few sentences."""
         silence = f"; {name_ranks(self.job.silent)} left no dump" if self.job.silent else ""
         if not any(self.job.units.values()):
             return f"{UNDETERMINED}: the {len(self.job.dumps)} dumps have no entries of known groups{silence}"
@@ -259,16 +257,13 @@ class Hang:
         for (op, where, last), waits in alike.items():
             groups = {wait.unit.group for wait in waits}
             where = groups.pop().text if len(groups) == 1 else f"{where}, {len(groups)} groups"
-            absent = format_list(rank for wait in waits for rank in wait.absent)
-            busy = format_list(rank for wait in waits for rank in wait.busy)
-            both = (f"{absent} (absent)" if absent else "", f"{busy} (busy before it)" if busy else "")
-            whom = [said for said in both if said]
-            ranks = format_list(wait.unit.rank for wait in waits)
-            rows.append((ranks, op, where, ", ".join(whom) or "all are in it", format_list(last) or "-"))
+            absent, busy = {r for wait in waits for r in wait.absent}, {r for wait in waits for r in wait.busy}
+            both = ((absent, "absent"), (busy, "busy before it"))
+            whom = ", ".join(f"{format_list(those)} ({how})" for those, how in both if those) or "all are in it"
+            rows.append((format_list(wait.unit.rank for wait in waits), op, where, whom, format_list(last) or "-"))
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``paceenv diagnose --json`` prints it."""
         ends = self.ends()
         return {
             "folder": self.name,
@@ -346,9 +341,8 @@ def _compare(units: dict[int, Unit]) -> tuple[str, dict[int, str]]:
     kinds = {op_name(unit.entries[0].op) for unit in units.values()}
     if len(kinds) > 1:
         return "operation", {rank: unit.op for rank, unit in units.items()}
-    if kinds <= _SAME_INPUT and all(
-        len(unit.entries) == 1 for unit in units.values()
-    ):  # not the parts of a coalesced one
+    are_whole = all(len(unit.entries) == 1 for unit in units.values())  # not the parts of a coalesced one
+    if kinds <= _SAME_INPUT and are_whole:
         entries = {rank: unit.entries[0] for rank, unit in units.items()}
         shown = {rank: f"{units[rank].op} of {entry.sizes} {entry.dtypes}" for rank, entry in entries.items()}
         if len({entry.dtypes for entry in entries.values()}) > 1:

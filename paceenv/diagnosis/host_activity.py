@@ -88,7 +88,6 @@ class LateHost(LateRank):
 
     @property
     def text(self) -> str:
-        """In plain language, one line."""
         usual, often = " on average" if len(self.late_s) > 1 else "", f"{len(self.iterations)} of {self.steps} steps"
         return f"rank {self.rank} arrives last in {often}, by {duration(self.mean_late_s)}{usual}; {self._why}"
 

@@ -23,6 +23,8 @@ MOMENT: Final = 0.1
 MAX_CELLS: Final = 1 << 27
 """Of the matrix, which memory must hold."""
 
+_COLUMNS: Final = ("rank", "iteration", "seq", "group", "micro_batch", "chunk", "start_s", "end_s", "bytes")
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -82,14 +84,12 @@ class OperationMatrix:
 
     @property
     def stage_R(self) -> Integers:
-        """The pipeline stage of each rank."""
         stage_R = np.zeros(len(self.ranks), np.int64)
         stage_R[self.rank_N] = self.stage_N
         return stage_R
 
     @property
     def usual_N(self) -> NDArray[np.bool_]:
-        """Which operations belong to the usual step."""
         return np.asarray(np.isfinite(self.start_NT).mean(axis=1) >= USUAL)
 
     @property
@@ -136,8 +136,7 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     name = trace.job_name(job)
     mine = trace.isin("job", name)
     rows: Any = slice(None) if mine.all() else np.flatnonzero(mine)
-    columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}
-    columns |= {key: trace.column(key)[rows] for key in ("start_s", "end_s", "bytes")}
+    columns = {key: trace.column(key)[rows] for key in _COLUMNS}
     codes = trace.table["op"].combine_chunks()
     ops = tuple(map(str, codes.dictionary.to_pylist()))
     columns["op"] = np.asarray(codes.indices)[rows]
@@ -298,11 +297,6 @@ def _world_size(trace: Trace, ranks: Integers) -> tuple[int, int]:
 
 def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:
     """An integer of each rank from the metadata; without one 0 for a stage, else the rank's place."""
-    known = trace.metadata.of_ranks(key)
-    return np.array(
-        [
-            known.get(r) if type(known.get(r)) is int else (0 if key == "stage" else i)
-            for i, r in enumerate(ranks.tolist())
-        ],
-        np.int64,
-    )
+    said = trace.metadata.of_ranks(key)
+    known = ((i, said.get(rank)) for i, rank in enumerate(ranks.tolist()))
+    return np.array([one if type(one) is int else 0 if key == "stage" else i for i, one in known], np.int64)

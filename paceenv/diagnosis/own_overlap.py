@@ -43,7 +43,6 @@ class Partner:
 
 
 def find_partners(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> dict[int, Partner]:
-    """The partners of a job's collectives, by the first operation of their class."""
     communicates = matrix.is_collective_N & matrix.usual_N
     reductions = np.flatnonzero(matrix.is_op(*REDUCTIONS) & communicates)
     behind = [n for n in reductions.tolist() if not _stands_still(matrix, n)]

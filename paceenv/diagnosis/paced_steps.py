@@ -37,12 +37,10 @@ class PacedSteps:
 
     @property
     def plain(self) -> int:
-        """How many steps have no delays."""
         return len(self.plain_T)
 
     @property
     def text(self) -> str:
-        """What was measured, in words."""
         with_delays = f"{self.paced} steps with delays take {duration(self.paced_s)}"
         steps = f"{with_delays}, {self.plain} without {duration(self.plain_s)}"
         if not self.gain.is_bounded:

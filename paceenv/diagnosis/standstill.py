@@ -27,8 +27,6 @@ _NOBODY: Final = (-1, -1)
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits in and for."""
-
     unit: Unit
     absent: tuple[int, ...]  # ranks that have not entered it, or, without a dump, are not known to have
     busy: tuple[int, ...]  # if all have entered, those that are still in an earlier operation
@@ -36,8 +34,6 @@ class Wait:
 
 @dataclass(frozen=True)
 class Root:
-    """Where chains of waiting end."""
-
     kind: RootKind
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]  # all ranks whose chains lead there, those of the root left out

@@ -77,7 +77,6 @@ class TransferAttribution(Components):
 
 
 def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: float) -> TransferAttribution:
-    """Split a job's collectives into components."""
     operation = np.flatnonzero(graph.meets_N & matrix.usual_N)
     every, last_KT = _classes(matrix, graph, operation, own_NT), last_arrivals(matrix, graph)
     partner_of = find_partners(matrix, [one.members for one in every], own_NT)

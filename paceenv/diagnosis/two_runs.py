@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.metrics import correlation_length
 from paceenv.core.wording import duration
 from paceenv.diagnosis.host_activity import PARTS
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.timelines import RankActivity
@@ -23,8 +22,6 @@ _SMALLEST_S: Final = 1e-7
 """Parts that take less in both runs are left out."""
 _LEAST: Final = 4
 """Values whose spread tells noise."""
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,11 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """In words."""
         if self.half_width_s is None:
             return "too few steps to tell from noise"
         return "more than noise" if abs(self.after_s - self.before_s) > self.half_width_s else "within noise"
 
     def row(self) -> tuple[str, ...]:
-        """For a table."""
         ratio = f"{self.after_s / self.before_s - 1.0:+z.1%}" if self.before_s > 0.0 else "-"
         return self.what, duration(self.before_s), duration(self.after_s), ratio, self.verdict
 

@@ -89,7 +89,6 @@ class Paced:
 
     @property
     def verdict(self) -> str:
-        """The interval in words."""
         word = word_of(self.gain)
         more = {
             "makes no difference": f" (less than {NO_DIFFERENCE:.1%})",
@@ -99,7 +98,6 @@ class Paced:
 
     @property
     def text(self) -> str:
-        """Its gain in words."""
         return f"{self.policy} {_gain(self.gain)}"
 
 
@@ -126,7 +124,6 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The headline."""
         return "; ".join(filter(None, (self.lost, self.said, self.unseen)))
 
     def advice(self, cause: Cause) -> str:
@@ -141,14 +138,12 @@ class Verdict:
         return f"{cause.advice}; or {cause.pacing}, {words[self.claim]} ({'; '.join(seen)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         policy, gain = (self.best.policy, self.best.gain) if self.best else (None, None)
         pacing = {"claim": self.claim, "policy": policy, "throughput_gain": gain, "measured": self.measured}
         return {"text": self.text, "lost": self.lost, "pacing": pacing}
 
 
 def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None) -> Verdict:
-    """The verdict."""
     pacing = pacing or Pacing()
     best = max(pacing.policies, key=lambda one: (word_of(one.gain) == "helps", one.gain.value), default=None)
     measured = diagnosis.paced_steps.gain if diagnosis.paced_steps and diagnosis.paced_steps.gain.is_bounded else None

@@ -59,7 +59,6 @@ class Entry:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has completed."""
         return self.state == "completed"
 
 
@@ -84,8 +83,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's dump."""
-
     rank: int
     path: Path
     entries: tuple[Entry, ...]  # in the order of recording

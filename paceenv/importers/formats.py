@@ -32,7 +32,16 @@ def find_format(path: str | Path) -> Format:
     """The format of a file. Raises InputError if it is none of these; text may still turn out to be foreign."""
     head = head_of(Path(path))
     if head[:4] == b"PAR1":
-        return _of_parquet(path)
+        with open_parquet(path) as file:
+            schema = file.schema_arrow
+        if METADATA_KEY in (schema.metadata or {}):
+            return "paceenv trace"
+        if set(STRAGGLER_COLUMNS) <= set(schema.names):
+            return "straggler trace"
+        raise InputError(
+            f"{path}: unknown trace format with columns {schema.names}; allowed: a paceenv trace (metadata "
+            f"{METADATA_KEY.decode()!r}) or a straggler trace (columns {list(STRAGGLER_COLUMNS)})"
+        )
     if is_pickle(head):
         return "flight recorder"
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
@@ -51,20 +60,6 @@ def _is_log(head: str) -> bool:
         return True
     first, end, rest = head.partition("\n")
     return bool(end) and first.rstrip().endswith("}") and rest[:1] == "{" and '"traceEvents"' not in first
-
-
-def _of_parquet(path: str | Path) -> Format:
-    """Which format a Parquet file has, by its schema. Raises InputError that names what was found instead."""
-    with open_parquet(path) as file:
-        schema = file.schema_arrow
-    if METADATA_KEY in (schema.metadata or {}):
-        return "paceenv trace"
-    if set(STRAGGLER_COLUMNS) <= set(schema.names):
-        return "straggler trace"
-    raise InputError(
-        f"{path}: unknown trace format with columns {schema.names}; allowed: a paceenv trace (metadata "
-        f"{METADATA_KEY.decode()!r}) or a straggler trace (columns {list(STRAGGLER_COLUMNS)})"
-    )
 
 
 MAX_FILES: Final = 20_000

@@ -40,8 +40,6 @@ _BAR_BYTES: Final = 8 << 20
 
 @dataclass
 class Inputs:
-    """What was found."""
-
     trace: Trace | None = None  # operations of ranks; None where no file has any
     notes: tuple[str, ...] = ()  # what is damaged, skipped or left out, one line each
     activity: tuple[RankActivity, ...] = ()  # where each rank's time went by step, of profiles
@@ -228,7 +226,6 @@ def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
 
 
 def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
-    """What the runs are."""
     said = []
     for run in runs:
         size = max((int(t.about.get("world_size", 0)) for t in run), default=0)

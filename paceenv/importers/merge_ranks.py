@@ -166,7 +166,6 @@ def _missing(timelines: list[Timeline]) -> list[str]:
 
 
 def signature(step: Step) -> Signature:
-    """What a step's collectives are, in the order of their begin."""
     return tuple((c.op, c.group, c.bytes) for c in step.collectives)
 
 

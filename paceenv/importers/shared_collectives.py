@@ -75,7 +75,6 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
 
 
 def _cannot(one: Timeline, timelines: list[Timeline], known: set[int]) -> InputError:
-    """Why a rank's clock cannot be aligned."""
     numbers = {step.iteration for t in timelines if t.rank in known for step in t.steps}
     if numbers.isdisjoint(step.iteration for step in one.steps):
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in timelines[:8])

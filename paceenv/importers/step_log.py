@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, short_repr
 from paceenv.importers.formats import ALLOWED
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
+    Array,
     Column,
+    Integers,
     StepLog,
     bars_of_steps,
     convert,
@@ -68,9 +69,6 @@ _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
 _SEEN: Final = 2000
 """Characters of a line that a user's own pattern sees."""
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:
@@ -183,7 +181,6 @@ class _Lines:
         self._number, self._step, self._step_line = 0, math.nan, -_CARRIED
 
     def add(self, line: Line) -> None:
-        """One line."""
         text = line.text
         if self._pattern is not None:
             self._number += 1
@@ -205,7 +202,6 @@ class _Lines:
         self._take(numbers, stamp_in(text), rank, text)
 
     def add_row(self, row: Mapping[Any, Any], source: str, rank: int | None = None) -> None:
-        """A row of a table."""
         self._take([(one, role_of(one.name, one.unit)) for one in numbers_of(row)], None, rank, "", source)
 
     def _take(
@@ -279,7 +275,6 @@ class _Lines:
         self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, amount)
 
     def _add_fields(self, fields: dict[str, str], line: Line) -> None:
-        """What the user's own pattern found."""
         stamp = stamp_in(fields.get("time", line.text))
         step, rank = (number(fields.get(name, "")) for name in ("step", "rank"))
         group = next((name for name in fields if name in GROUPS), None)

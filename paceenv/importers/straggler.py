@@ -48,11 +48,18 @@ def import_straggler(path: str | Path) -> Trace:
     at = np.searchsorted(ranks, rank)
     if np.any(stage[first][at] != stage) or np.any(dp_rank[first][at] != dp_rank):
         raise InputError(f"{path}: a rank appears with more than one (dp_rank, stage)")
-    start_s = columns["start_ts"] + _step_offsets(columns)
-    end_s = start_s + columns["duration"]
     iteration = columns["step"]
+    steps, step = np.unique(iteration, return_inverse=True)
+    last_s = np.full(len(steps), -np.inf)
+    np.maximum.at(last_s, step, columns["start_ts"] + columns["duration"])
+    # every step begins where the previous one ended
+    start_s = columns["start_ts"] + np.concatenate([[0.0], np.cumsum(last_s)])[step]
+    end_s = start_s + columns["duration"]
     order = np.lexsort((end_s, start_s, rank, iteration))
-    job = _job(path)
+    job = {"name": path.stem.removeprefix("trace-")}
+    sidecar = path.with_name(f"meta-{job['name']}.yaml")
+    if sidecar.is_file():
+        job = {**read_yaml(sidecar), **job}
     micro_batch, chunk = _served(columns)
     trace_columns = {
         "rank": rank[order],
@@ -94,14 +101,6 @@ def _positions(*sorted_keys: NDArray[Any]) -> NDArray[np.int64]:
     begins = np.ones(len(row), dtype=bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
     return row - np.maximum.accumulate(np.where(begins, row, 0))
-
-
-def _step_offsets(columns: Columns) -> NDArray[np.float64]:
-    """What to add to each row's time, seconds, so that every step begins where the previous one ended."""
-    steps, at = np.unique(columns["step"], return_inverse=True)
-    end_s = np.full(len(steps), -np.inf)
-    np.maximum.at(end_s, at, columns["start_ts"] + columns["duration"])
-    return np.concatenate([[0.0], np.cumsum(end_s)])[at]
 
 
 def _groups(columns: Columns) -> NDArray[np.int32]:
@@ -156,12 +155,3 @@ def _in_order(columns: Columns, key: NDArray[np.int64], chosen: NDArray[np.bool_
     """Indices of the chosen rows by worker and step, there in the order in which they began."""
     rows = np.flatnonzero(chosen)
     return rows[np.lexsort((columns["seq_id"][rows], columns["start_ts"][rows], key[rows]))]
-
-
-def _job(path: Path) -> dict[str, Any]:
-    """The job's description: the sidecar ``meta-<name>.yaml`` of ``trace-<name>.parquet`` where there is one."""
-    name = path.stem.removeprefix("trace-")
-    sidecar = path.with_name(f"meta-{name}.yaml")
-    if not sidecar.is_file():
-        return {"name": name}
-    return {**read_yaml(sidecar), "name": name}

@@ -102,7 +102,6 @@ class UsualNoise:
         return np.asarray(np.log(seen_J) * self.persistence_J + np.maximum(tail_J, 0.0))
 
     def add(self, late_s_R: Times, usual_R: Flags, steps: float, spread: float) -> None:
-        """Learn from one more row."""
         self._learn(np.where(usual_R, (late_s_R - self.centre_s_R) / spread, 0.0), usual_R, steps, spread)
 
     def move(self, rank: int, centre_s: float) -> None:
@@ -175,7 +174,6 @@ class Scores:
         return int(self.first_JR[j, rank]), int(self.steps_JR[j, rank]), float(self.sum_JR[j, rank])
 
     def clear(self, rank: int) -> None:
-        """Begin anew with a rank."""
         self.height_JR[:, rank] = 0.0
 
 

@@ -216,7 +216,6 @@ class _Watch:
             self._named += map(replace, self._judge(t))
 
     def findings(self, end: int) -> Findings:
-        """What is known in the end."""
         self._end = max(self._end, end)
         spans: dict[int, list[LateSpan]] = {}
         for rank in self._open:
@@ -262,10 +261,7 @@ class _Watch:
     def _covered_share(self, rows: Sequence[LateRank]) -> float:
         """Share of the iterations in which one of these ranks was late."""
         edges = sorted((s.first, self._end if s.last is None else s.last) for row in rows for s in row.spans)
-        covered, reached = 0, self._begin - 1
-        for first, last in edges:
-            covered += max(last - max(first - 1, reached), 0)
-            reached = max(reached, last)
+        covered = sum(max(last - first + 1, 0) for first, last in _joined(edges))
         return covered / max(self._end - self._begin + 1, 1)
 
     def _account(self, t: int, step_s: float) -> None:

@@ -17,7 +17,7 @@ from scipy import ndimage
 from paceenv.core.metrics import correlation_length
 from paceenv.core.warm_up import unlike_values
 from paceenv.diagnosis.outliers import MAX_STALLS, stall_threshold
-from paceenv.importers.log_text.conversion import StepLog
+from paceenv.importers.log_text.conversion import Array, StepLog
 
 WINDOW: Final = 51
 """Values of the running median that an outlier is compared with."""
@@ -47,9 +47,7 @@ _OF_MEDIANS: Final = 0.5 * math.pi
 THRESHOLD: Final = 5.0
 """Standard errors, with memory counted, that two levels differ by: one false change in some thousand logs."""
 
-Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -72,17 +70,14 @@ class Ordinary:
 
     @property
     def steady_V(self) -> Flags:
-        """After the warm-up."""
         return ~self.warm_up_V
 
     @property
     def plain_V(self) -> Flags:
-        """After the warm-up, and no outlier."""
         return ~self.warm_up_V & ~self.outlier_V
 
 
 def split(log: StepLog) -> Ordinary:
-    """Find levels, warm-up and outliers of a log."""
     step_s_V, V = log.step_s_V, len(log.step_s_V)
     cuts = find_cuts(step_s_V)
     warm_up_V, outlier_V, usual_s_V = np.zeros(V, bool), np.zeros(V, bool), step_s_V.copy()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -19,7 +18,7 @@ from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times import step_findings
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_findings import Drift, Finding
-from paceenv.importers.log_text.conversion import StepLog
+from paceenv.importers.log_text.conversion import Array, Integers, StepLog
 
 MIN_VALUES: Final = 8
 """Values that an interval needs."""
@@ -43,10 +42,6 @@ LOG_EVERY_STEP: Final = (
     "Megatron-LM --log-interval 1, torchtitan --metrics.log_freq 1, Hugging Face logging_steps=1, "
     "nanoGPT log_interval=1"
 )
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -106,12 +101,10 @@ class StepDiagnosis:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         return self._answer[0]
 
     @property
     def next_step(self) -> str:
-        """What to record or do next, and the command."""
         return self._answer[1]
 
     @property
@@ -121,12 +114,11 @@ class StepDiagnosis:
         if self.ceiling is None:
             few = f"too few step times after the warm-up for a ceiling: {count}, needed {MIN_VALUES}"
             return "; ".join([*(one.text for one in self.findings[:1]), few]), again
-        low, high = _digits(self.ceiling.low), _digits(self.ceiling.high)
-        at_most = f"{_digits(self.ceiling.value)} % [{low} to {high} %]"
-        shown = f"removing all variation would gain at most {at_most} of throughput"
+        most, low, high = map(_digits, (self.ceiling.value, self.ceiling.low, self.ceiling.high))
+        shown = f"removing all variation would gain at most {most} % [{low} to {high} %] of throughput"
         if self.findings:
             first = self.findings[0]
-            gain = f"; removing all variation would gain at most {_digits(self.ceiling.value)} % of throughput"
+            gain = f"; removing all variation would gain at most {most} % of throughput"
             text = first.text + gain * (first.kind not in {"rank", "part"})  # which are more than variation
             return text, first.next_step or f"to see who waits for whom in every step: {RECORD}"
         if self.rounding_share > _ROUNDED:
@@ -167,7 +159,6 @@ class StepDiagnosis:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         log, steady_V, levels = self.log, self.ordinary.steady_V, self.ordinary.levels
         at_v, outlier_v = log.step_V[steady_V], self.ordinary.outlier_V[steady_V]
         about = {
@@ -185,14 +176,9 @@ class StepDiagnosis:
             "phases_s": {name: np.nanmedian(part_V[steady_V]) for name, part_V in log.phases.items()},
             "ranks": {one.rank: np.median(one.step_s_V) for one in (log, *log.others) if log.others},
         }
-        return about | {name: getattr(self, name) for name in _NUMBERS}
-
-
-_NUMBERS: Final = (
-    *("averaged", "runs", "mean_s", "median_s", "cv", "p99_over_median", "rounding_share"),
-    *("drift", "ceiling", "from_outliers", "findings", "minor", "verdict", "next_step"),
-)
-"""What a diagnosis has as JSON besides what the log is."""
+        numbers = ("averaged", "runs", "mean_s", "median_s", "cv", "p99_over_median", "rounding_share")
+        said = ("drift", "ceiling", "from_outliers", "findings", "minor", "verdict", "next_step")
+        return about | {name: getattr(self, name) for name in (*numbers, *said)}
 
 
 def diagnose_steps(log: StepLog) -> StepDiagnosis:

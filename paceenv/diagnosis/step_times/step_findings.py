@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.core.lateness.watch import find_late_ranks
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import duration, name_ranks
-from paceenv.diagnosis.step_times.ordinary import Ordinary
-from paceenv.importers.log_text.conversion import StepLog
+from paceenv.diagnosis.step_times.ordinary import Flags, Ordinary
+from paceenv.importers.log_text.conversion import Array, Integers, StepLog
 
 Kind = Literal["growth", "drift", "levels", "alternation", "long steps", "rank", "part"]
 LEAST: Final = 0.3
@@ -49,9 +48,6 @@ MAX_PERIOD: Final = 128
 MAX_VALUES: Final = 20_000
 """Values of which a pattern's period is looked for."""
 _ALPHA = 1e-4
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -141,33 +137,33 @@ def _growth(x: Array, slope: Drift, ordinary: Ordinary) -> Finding:
 
 def take_turns(x: Array, kind_v: Integers) -> bool:
     """Whether one kind of step takes longer, and the others are alike; else it is a course that recurs."""
-    kind_s = _medians(x, kind_v)
-    longest = int(np.argmax(kind_s))
-    others_s = float(np.median(np.delete(kind_s, longest)))
+    kind_s, longest, others_s = _kinds(x, kind_v)
     return _explained(x, np.where(kind_v == longest, kind_s[longest], others_s)) >= LEAST
 
 
-def _medians(x: Array, kind_v: Integers) -> Array:
-    return np.array([np.median(x[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+def _kinds(x: Array, kind_v: Integers) -> tuple[Array, int, float]:
+    """The median of each kind of step, which kind takes longest, and the median of the others."""
+    kind_s = np.array([np.median(x[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+    longest = int(np.argmax(kind_s))
+    return kind_s, longest, float(np.median(np.delete(kind_s, longest)))
 
 
 def _alternation(x: Array, kind_v: Integers, steps: int, log: StepLog) -> Finding:
-    kind_s = _medians(x, kind_v)
-    longest, others = int(np.argmax(kind_s)), float(np.median(np.delete(kind_s, int(np.argmax(kind_s)))))
-    explains, is_small = _explained(x, kind_s[kind_v]), bool(kind_s[longest] <= (1.0 + LARGE) * others)
+    kind_s, longest, others_s = _kinds(x, kind_v)
+    explains, is_small = _explained(x, kind_s[kind_v]), bool(kind_s[longest] <= (1.0 + LARGE) * others_s)
     if not take_turns(x, kind_v):
         ends = f"{log.said(float(kind_s.min()))} and {log.said(kind_s[longest])}"
         text = f"the same course recurs every {steps} steps, between {ends}"
         return Finding("alternation", text, explains, "", steps, is_small)
     apart = "every second step" if steps == 2 else f"one of {steps} steps"
     text = (
-        f"steps take turns: {apart} takes {log.said(kind_s[longest])}, the others {log.said(others)}, as "
+        f"steps take turns: {apart} takes {log.said(kind_s[longest])}, the others {log.said(others_s)}, as "
         "with gradient accumulation"
     )
     return Finding("alternation", text, explains, "compare steps of the same kind only", steps, is_small)
 
 
-def _long_steps(x: Array, step_v: Integers, outlier_v: NDArray[np.bool_], log: StepLog) -> Finding:
+def _long_steps(x: Array, step_v: Integers, outlier_v: Flags, log: StepLog) -> Finding:
     period = _outlier_period(step_v, outlier_v)
     usual_s, long_s = float(np.median(x[~outlier_v])), float(np.median(x[outlier_v]))
     when = f", every {period} steps" if period else ""
@@ -232,7 +228,7 @@ def _slow_ranks(log: StepLog) -> list[Finding]:
     return []
 
 
-def _outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> int:
+def _outlier_period(step_V: Integers, outlier_V: Flags) -> int:
     """How many steps lie between outliers, if most keep to one period and most of its places have one; else 0."""
     at = step_V[outlier_V]
     if len(at) < 4:

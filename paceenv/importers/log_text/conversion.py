@@ -62,7 +62,6 @@ class Column:
         return len(self.rows) // 5
 
     def add(self, step: float, number: Number, stamp: Number | None, *, line: int = 0, epoch: float = 0.0) -> None:
-        """Keep one line's numbers."""
         if len(self) < MAX_VALUES:
             clock_s = math.nan if stamp is None else stamp.value
             self.rows.extend((step, number.value, clock_s, epoch, line))
@@ -115,11 +114,6 @@ class StepLog:
     notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
     of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
-
-    @property
-    def quantity(self) -> str:
-        """What is measured, in words."""
-        return "step time" if self.of == "step" else f"time per {self.of}"
 
     def said(self, time_s: float) -> str:
         """A time in words, and the speed that the log has where it is none of a step."""

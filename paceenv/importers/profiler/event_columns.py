@@ -80,11 +80,9 @@ class EventTable:
         return self.start_us_E + self.dur_us_E
 
     def in_categories(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which events are of a wanted category."""
         return np.array([wanted(text) for text in self.categories], np.bool_)[self.category_E]
 
     def named(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which events have a wanted name."""
         return np.array([wanted(text) for text in self.names], np.bool_)[self.name_E]
 
 
