@@ -116,15 +116,16 @@ def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
         np.testing.assert_array_equal(alone.run(alone.off(), 20), step_ET[at])
 
 
-@pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])
-def test_mix_refuses_weights_that_say_nothing(weights: list[float]) -> None:
-    with pytest.raises(InputError, match=r"weights = .* allowed: one non-negative number for each cluster"):
-        ClusterMix([cluster(), cluster()], weights)
-
-
-def test_mix_refuses_clusters_of_different_shape() -> None:
-    with pytest.raises(InputError, match="has 8 ranks in 1 groups, tiny has 4 in 1; allowed: the same"):
-        ClusterMix([cluster(), cluster(job={"nodes": 8})])
+@pytest.mark.parametrize(
+    ("nodes", "weights", "said"),
+    [
+        *((4, w, r"weights = .* one non-negative number for each") for w in ([1.0], [-1.0, 2.0], [0.0, 0.0])),
+        (8, None, "has 8 ranks in 1 groups, tiny has 4 in 1; allowed: the same"),
+    ],
+)
+def test_a_mix_that_cannot_be_drawn_is_refused(nodes: int, weights: list[float] | None, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        ClusterMix([cluster(), cluster(job={"nodes": nodes})], weights)
 
 
 # What ships

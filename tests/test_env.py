@@ -208,7 +208,7 @@ def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
         ({"render_mode": "human"}, "render_mode = 'human'; allowed: None, rgb_array"),
         (
             {"autoreset_mode": "Never", "num_envs": 2},
-            "autoreset_mode = 'Never'; allowed: one of NextStep, SameStep, Disabled",
+            "autoreset_mode = 'Never'; allowed: one of NextStep, SameStep",
         ),
         ({"cluster": []}, "clusters: none given; allowed: at least one"),
         ({"cluster": ["null-jitter"], "weights": [1.0, 2.0]}, "allowed: one non-negative number for each cluster"),

@@ -81,14 +81,6 @@ def test_a_policy_in_python_gains_where_it_can(run: Run) -> None:
     assert "when-contended" in printed
 
 
-def test_ranks_that_hold_back_help_only_where_they_are_early(run: Run) -> None:
-    gains, _ = run("pettingzoo_ranks", "--intervals", "8", "--seeds", "2")
-    assert gains["nobody"] == 0.0
-    assert gains["ranks with slack"] > 0.1
-    assert gains["everybody"] < -0.05
-    assert gains["ranks without"] < 0.0
-
-
 # Notebook
 
 

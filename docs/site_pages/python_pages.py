@@ -6,7 +6,6 @@ PUBLIC = {
     "Environment": (
         "paceenv.envs.registration",
         "paceenv.envs.pacing_env",
-        "paceenv.envs.multi_agent",
         "paceenv.trainers.training.training_envs",
     ),
     "Policies": (

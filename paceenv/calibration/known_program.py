@@ -8,7 +8,6 @@ Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,7 +48,6 @@ def _anchors(program: StepProgram, role: Sequence[Instruction], rank: int, *, ha
     anchors, work = list[_Anchor](), list[int]()
     phases = [phase.compute for phase in flat(program.step) if phase.compute is not None]
     mine = (number for number, one in enumerate(phases) if one.ranks is None or rank in one.ranks)
-    begun, op_of = Counter[str](), dict[Wait, str]()
 
     def add(op: str, *, blocks: bool) -> None:
         anchors.append(_Anchor(op, blocks, tuple(work)))
@@ -59,13 +57,10 @@ def _anchors(program: StepProgram, role: Sequence[Instruction], rank: int, *, ha
         if isinstance(one, Compute):
             work.append(next(mine))
         elif isinstance(one, Start):
-            wait = Wait(one.communicator, begun[one.communicator])
-            begun[one.communicator] += 1
-            op_of[wait] = one.op
             if handed_over:
-                add(one.op, blocks=role[at + 1] == wait)
-        elif not handed_over:
-            add(op_of[one], blocks=True)
+                add(one.op, blocks=role[at + 1] == Wait(at))
+        elif not handed_over and isinstance(begin := role[one.start], Start):
+            add(begin.op, blocks=True)
     add("", blocks=True)
     return anchors
 

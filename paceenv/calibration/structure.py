@@ -44,7 +44,7 @@ def add_collective(builder: ClusterBuilder[JobStamps]) -> None:
     data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
     if base is not None:
         data = base.model_dump(exclude={"noise", "post_collective_work", "tenants"})
-        data["fabric"] |= {"oversubscription": None, "ecmp_paths": None}
+        data["fabric"]["oversubscription"] = None
     builder.data = data | builder.data | {"description": f"Fitted to a trace of {stamps.described}."}
     builder.compute = RankCompute(stamps.compute_TR)
     builder.data["job"] |= {"ranks_per_node": 1, "collective": stamps.collective, "overlap": 0.0, "tail_bytes": 0.0}
@@ -134,7 +134,7 @@ def add_program(builder: ClusterBuilder[ProgramStamps]) -> None:
         if base.job.ranks != stamps.ranks:
             raise InputError(f"base: {base.job.ranks} ranks; allowed: the {stamps.ranks} of the trace")
         nodes, each = base.job.nodes, base.job.ranks_per_node
-        fabric = base.fabric.model_dump(exclude_none=True, exclude={"ecmp_paths", "buffer_kb"})
+        fabric = base.fabric.model_dump(exclude_none=True, exclude={"buffer_kb"})
     communicators = {key: one.model_dump(exclude_defaults=True) for key, one in stamps.communicators.items()}
     builder.data |= {
         "description": f"Program fitted to a trace of {stamps.described}.",

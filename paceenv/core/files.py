@@ -41,7 +41,10 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     check_file_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary, descriptor = _create_beside(target)
+        # Not by `tempfile`, which makes files for their owner alone: the umask and default ACLs count. The umask can
+        # only be read by changing it for all threads.
+        temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None
     try:
@@ -54,15 +57,6 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
         raise
-
-
-def _create_beside(target: Path) -> tuple[Path, int]:
-    """A new file in the same folder, with the permissions that the system gives: the umask and default ACLs count.
-
-    ``tempfile`` makes files for their owner alone, and the umask can only be read by changing it for all threads.
-    """
-    temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
-    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:

@@ -140,8 +140,6 @@ class EpisodeBatch:
         An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
         observation shows. The first time all rows start.
         """
-        if not self.simulators and len(which) < len(self.seeds_E):
-            raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
         self.episode_E[which] += 1
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
@@ -206,45 +204,24 @@ class EpisodeBatch:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
         return self.simulators[PACED].observe()
 
-    def observe_ranks(self) -> NDArray[np.float32]:
-        """What every rank of each row saw, ``(E, R, O)``."""
-        return self.simulators[PACED].observe(every_rank=True)
-
     def step(
         self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run."""
-        return self.advance(self.decoded(action_EA, len(self.seeds_E), running)[:, None], running)
+        """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run.
 
-    def decoded(
-        self,
-        action_BA: NDArray[np.floating],
-        rows: int,
-        running: NDArray[np.bool_] | None = None,
-        called: str = "row {}",
-    ) -> NDArray[np.float64]:
-        """Settings ``(rows, M, 2)`` for actions ``(rows, A)``; finite and infinite ones are clipped to the space.
-
-        A policy in a job that sends not-a-number is off there, for the job's sake. Here it is refused: a learner whose
-        network has diverged would otherwise train on as if it did nothing.
+        Finite and infinite actions are clipped to the space. A policy in a job that sends not-a-number is off there,
+        for the job's sake. Here it is refused: a learner whose network has diverged would otherwise train on as if it
+        did nothing.
         """
-        given, expected = np.shape(action_BA), (rows, *(self.action_space.shape or ()))
+        given, expected = np.shape(action_EA), (len(self.seeds_E), *(self.action_space.shape or ()))
         if given != expected:
-            axis = int(given[:1] == (rows,))  # 1: so many as expected, and who sends one sees no batch
+            axis = int(given[:1] == expected[:1])  # 1: so many as expected, and who sends one sees no batch
             raise InputError(f"{WHERE}: actions have shape {given[axis:]}; allowed: {expected[axis:]}")
-        invalid_BA = np.isnan(action_BA)
-        if invalid_BA.any():
-            invalid_B = invalid_BA.any(axis=1) if running is None else invalid_BA.any(axis=1) & running
-            for row in np.flatnonzero(invalid_B):
-                value = np.asarray(action_BA)[row].tolist()
-                allowed = "numbers from -1 to 1; those beyond are clipped"
-                raise out_of_range(f"action of {called.format(row)}", value, allowed, WHERE)
-        return pacing.decode_action(action_BA, self.mechanisms)
-
-    def advance(
-        self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
+        invalid_E = np.isnan(action_EA).any(axis=1) & (True if running is None else running)
+        if invalid_E.any():
+            row, allowed = int(np.argmax(invalid_E)), "numbers from -1 to 1; those beyond are clipped"
+            raise out_of_range(f"action of row {row}", np.asarray(action_EA)[row].tolist(), allowed, WHERE)
+        settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
         if not self.simulators:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)

@@ -37,11 +37,9 @@ def _checked_mode(render_mode: str | None) -> str | None:
     return render_mode
 
 
-def _check_options(options: dict[str, Any] | None, *allowed: str) -> None:
-    unknown = [str(name) for name in options or () if name not in allowed]
-    if unknown:
-        said = ", ".join(allowed) or "no options"
-        raise InputError(f"{WHERE}: options: unknown {', '.join(unknown)}; allowed: {said}")
+def _check_options(options: dict[str, Any] | None) -> None:
+    if options:
+        raise InputError(f"{WHERE}: options: unknown {', '.join(map(str, options))}; allowed: no options")
 
 
 class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -107,8 +105,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Starting State
 
     The cluster's random quantities, the noise and the tenants' phases are drawn from the seed and the episode number;
-    the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes the option
-    ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
+    the quiet start and one interval have run without pacing. ``reset`` takes no options.
 
     ## Episode End
 
@@ -119,7 +116,6 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``NEXT_STEP``: the step after an end starts the next episode: reward 0, its action counts for nothing
     * ``SAME_STEP``: the step that ends an episode returns the next one's first observation; the last one is in
       ``info["final_obs"]``, its info in ``info["final_info"]``
-    * ``DISABLED``: the caller resets ended rows with ``options={"reset_mask": ...}``; a step before that is refused
 
     ## Arguments
 
@@ -231,10 +227,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     Args:
         num_envs: rows of the batch, at least 1.
         cluster: as in :class:`PacingEnv`, as are all that are not named here.
-        autoreset_mode: of ``gymnasium.vector.AutoresetMode``, or its value. ``NEXT_STEP``: the step after an episode's
-            end starts the next one, and its action counts for nothing. ``SAME_STEP``: the step that ends an episode
-            returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the
-            caller resets rows that have ended, with ``options={"reset_mask": ...}``.
+        autoreset_mode: ``NEXT_STEP`` or ``SAME_STEP`` of ``gymnasium.vector.AutoresetMode``, or its value; see there.
         threads: most threads that share the batch, at least 1; results do not depend on it.
         render_mode: ``"rgb_array"``; ``render`` then returns a frame for each row.
 
@@ -255,11 +248,11 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         **rules: Any,
     ) -> None:
         given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "render_mode")
-        try:
-            self.autoreset_mode = AutoresetMode(autoreset_mode)
-        except ValueError:
-            allowed = f"one of {', '.join(mode.value for mode in AutoresetMode)}"
-            raise out_of_range("autoreset_mode", autoreset_mode, allowed, WHERE) from None
+        modes = {mode.value: mode for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)}
+        mode = getattr(autoreset_mode, "value", autoreset_mode)
+        if mode not in [*modes]:
+            raise out_of_range("autoreset_mode", mode, f"one of {', '.join(modes)}", WHERE)
+        self.autoreset_mode = modes[mode]
         self.render_mode = _checked_mode(render_mode)
         self.metadata = METADATA | {"autoreset_mode": self.autoreset_mode}
         self._batch = EpisodeBatch(num_envs, given, threads, keeps_stamps=render_mode is not None)
@@ -276,36 +269,22 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
         Args:
             seed: one for all, or one for each row, None where a row goes on with its next episode.
-            options: ``{"reset_mask": ...}``: a boolean array ``(num_envs,)``, only these rows start anew.
+            options: there are none.
 
         Raises:
-            InputError: for unknown options and for a mask of another form or without any row.
+            InputError: for an option.
         """
-        started_E = self._mask(options)
-        _check_options(options, "reset_mask")
-        which = np.flatnonzero(started_E)
+        _check_options(options)
         if seed is not None:
             number = isinstance(seed, (int, np.integer))
             given = [int(seed) + n for n in range(self.num_envs)] if number else list(seed)  # type: ignore[arg-type]
             if len(given) != self.num_envs:
                 raise out_of_range("seed", f"{len(given)} numbers", f"one for each of {self.num_envs} rows", WHERE)
-            seeds = {n: one for n in which.tolist() if (one := given[n]) is not None}
+            seeds = {n: one for n, one in enumerate(given) if one is not None}
             self._batch.seed(np.array(list(seeds), np.int64), list(seeds.values()))
-        self._batch.start(which)
-        self._ended[which] = False
-        return self._batch.observe(), _masked(self._batch.where(), started_E)
-
-    def _mask(self, options: dict[str, Any] | None) -> NDArray[np.bool_]:
-        """Which rows a reset starts."""
-        mask = (options or {}).get("reset_mask")
-        if mask is None:
-            return np.ones(self.num_envs, np.bool_)
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            allowed = f"a boolean array of shape ({self.num_envs},)"
-            raise out_of_range("options['reset_mask']", mask, allowed, WHERE)
-        if not mask.any():
-            raise out_of_range("options['reset_mask']", mask, "at least one row that is True", WHERE)
-        return mask.copy()
+        self._batch.start(np.arange(self.num_envs))
+        self._ended[:] = False
+        return self._batch.observe(), _masked(self._batch.where(), np.ones(self.num_envs, np.bool_))
 
     def step(
         self, actions: NDArray[np.float32]
@@ -319,9 +298,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             InputError: for actions of another shape, or with not-a-number in a row that runs.
         """
         starting = self._ended if self._ended.any() else None
-        if starting is not None and self.autoreset_mode is AutoresetMode.DISABLED:
-            rows = ", ".join(map(str, np.flatnonzero(starting)[:8]))
-            raise gymnasium.error.ResetNeeded(f"rows {rows} have ended: reset(options={{'reset_mask': ...}}) first")
         reward, truncated, terms = self._batch.step(actions, None if starting is None else ~starting)
         everyone, info = np.ones(self.num_envs, np.bool_), dict[str, Any]()
         if self.autoreset_mode is AutoresetMode.SAME_STEP:

@@ -18,7 +18,7 @@ from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
 from paceenv.sim.cluster.quantity import Draw
-from paceenv.sim.cluster.transfers import AllReduce, message_s, tiers_of
+from paceenv.sim.cluster.transfers import all_reduce_times, message_s, tiers_of
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import Program
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
@@ -113,11 +113,11 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         return
     tiers = tiers_of(fabric, job, draw, has_tenants=True)
     if job.collective == "all_reduce":
-        all_reduce = AllReduce(job, fabric, tiers, draw)
-        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = all_reduce.times(payload_bytes)
+        times = all_reduce_times(job, fabric, tiers, payload_bytes)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        alone_s, work_s, latency_s = all_reduce.times(tail_bytes)
+        alone_s, work_s, latency_s = all_reduce_times(job, fabric, tiers, tail_bytes)
         jobs["tail_s"] = np.where(tail_bytes > 0.0, np.maximum(alone_s, work_s) + latency_s, 0.0)
         return
     members = job.group_nodes * job.ranks_per_node
@@ -244,7 +244,7 @@ class ClusterMix:
             return fixed.take(np.zeros(len(keys_E), np.int64))
         draw = Draw(keys_E, self.clusters[c].job.nodes)
         batch = _derive(self.clusters[c], self._program, draw, len(keys_E), self._tenants)
-        if not draw.random and len(keys_E):
+        if not draw.drawn and len(keys_E):
             self._fixed[c] = batch.take(np.zeros(1, np.int64))
         return batch
 

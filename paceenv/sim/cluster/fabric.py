@@ -48,11 +48,6 @@ class Fabric(Config):
     oversubscription: Positive | None = Field(
         None, description="instead: rate of a leaf's nodes over the rate of its uplinks; 1 is non-blocking"
     )
-    ecmp_paths: int | None = Field(
-        None,
-        ge=1,
-        description="without a program: equal-cost paths that flows are hashed onto; empty: traffic spreads evenly",
-    )
     latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
     efficiency: dict[Op, Annotated[float, Field(ge=0.01, le=1.0)]] = Field(
         default_factory=dict,

@@ -39,7 +39,7 @@ MAX_EXCHANGE = 1024
 """Ranks of one all-to-all, whose messages are simulated pair by pair."""
 _OF_TIMES = {
     "job": ("compute_s", "gradient_bytes", "nodes_per_group", "collective", "overlap", "tail_bytes"),
-    "fabric": ("late_share", "placement", "ecmp_paths", "buffer_kb"),
+    "fabric": ("late_share", "placement", "buffer_kb"),
     "post_collective_work": ("groups", "share"),
     "synchronization": ("sync_period", "staleness"),
 }

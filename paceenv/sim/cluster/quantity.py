@@ -18,6 +18,7 @@ from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui.config_files import Config
 
 _TINY = 1e-9
+Array = NDArray[np.float64]
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
@@ -26,11 +27,21 @@ class Uniform(Config):
 
     uniform: Pair
 
+    def at(self, u_E: Array) -> Array:
+        """Its values at probabilities."""
+        low, high = self.uniform
+        return low + (high - low) * u_E
+
 
 class LogUniform(Config):
     """Drawn log-uniformly between two positive numbers each episode."""
 
     loguniform: Pair
+
+    def at(self, u_E: Array) -> Array:
+        """Its values at probabilities."""
+        low, high = self.loguniform
+        return np.asarray(low * (high / low) ** u_E)
 
 
 class Normal(Config):
@@ -41,6 +52,11 @@ class Normal(Config):
 
     normal: Pair
     within: tuple[float, float] = Field((-math.inf, math.inf), exclude=True)
+
+    def at(self, u_E: Array) -> Array:
+        """Its values at probabilities."""
+        mean, sd = self.normal
+        return np.clip(mean + sd * ndtri(u_E), *self.within)
 
 
 class PowerLaw(Config):
@@ -59,6 +75,15 @@ class Scaled(Config):
 
     power_law: PowerLaw
     within: tuple[float, float] = Field((-math.inf, math.inf), exclude=True)
+
+    def at(self, nodes: int) -> float:
+        """Its value at a size."""
+        law = self.power_law
+        scaled, (low, high) = law.value * (nodes / law.at_nodes) ** law.exponent, self.within
+        if not low <= scaled <= high:
+            where = f"power_law of {law.value:g} at {law.at_nodes:g} nodes and exponent {law.exponent:g}"
+            raise InputError(f"{where}: {scaled:g} at {nodes} nodes; allowed: {low:g} to {high:g}")
+        return float(scaled)
 
 
 Quantity = float | Uniform | LogUniform | Normal | Scaled
@@ -139,57 +164,27 @@ class Draw:
 
     def __init__(self, keys_E: NDArray[np.uint64], nodes: int) -> None:
         self._keys_E, self._nodes, self._place = keys_E, nodes, 0
-        self.random = False
-        self.drawn: dict[int, NDArray[np.float64]] = {}
+        self.drawn: dict[int, Array] = {}
         """``(E,)`` values of what was drawn so far, by the identity of the quantity."""
 
-    def __call__(self, quantity: Quantity | None) -> NDArray[np.float64] | float:
+    def __call__(self, quantity: Quantity | None) -> Array | float:
         """The next quantity in the fixed order that makes up its place."""
         self._place += 1
         return self._value(quantity, self._place)
 
-    def named(self, name: str, quantity: Quantity | None) -> NDArray[np.float64] | float:
+    def named(self, name: str, quantity: Quantity | None) -> Array | float:
         """A quantity whose place is its name, so that it can be added without moving the others."""
         return self._value(quantity, _NAMED + zlib.crc32(name.encode()))
 
-    def integers(self, name: str, below: int, count: int) -> NDArray[np.int64]:
-        """``(E, count)`` uniform integers."""
-        self.random = True
-        keys_E = episode_keys(self._keys_E, _NAMED + zlib.crc32(name.encode()))
-        E = len(keys_E)
-        bits = episode_keys(np.repeat(keys_E, count), np.tile(np.arange(count), E)) >> np.uint64(12)
-        return np.asarray(bits % np.uint64(below)).astype(np.int64).reshape(E, count)
-
-    def _value(self, quantity: Quantity | None, place: int) -> NDArray[np.float64] | float:
-        value = self._draw(quantity, place)
-        if isinstance(value, np.ndarray):
-            self.drawn[id(quantity)] = value
-        return value
-
-    def _draw(self, quantity: Quantity | None, place: int) -> NDArray[np.float64] | float:
+    def _value(self, quantity: Quantity | None, place: int) -> Array | float:
         match quantity:
             case None:
                 return math.nan
-            case Uniform():
-                low, high = quantity.uniform
-                return np.asarray(low + (high - low) * self._uniform(place))
-            case LogUniform():
-                low, high = quantity.loguniform
-                return np.asarray(low * (high / low) ** self._uniform(place))
-            case Normal():
-                mean, sd = quantity.normal
-                return np.asarray(np.clip(mean + sd * ndtri(self._uniform(place)), *quantity.within))
             case Scaled():
-                law = quantity.power_law
-                scaled, (low, high) = law.value * (self._nodes / law.at_nodes) ** law.exponent, quantity.within
-                if not low <= scaled <= high:
-                    where = f"power_law of {law.value:g} at {law.at_nodes:g} nodes and exponent {law.exponent:g}"
-                    raise InputError(f"{where}: {scaled:g} at {self._nodes} nodes; allowed: {low:g} to {high:g}")
-                return float(scaled)
+                return quantity.at(self._nodes)
+            case Uniform() | LogUniform() | Normal():
+                bits_E = episode_keys(self._keys_E, place) >> np.uint64(12)
+                self.drawn[id(quantity)] = value_E = quantity.at((bits_E.astype(np.float64) + 0.5) * 2.0**-52)
+                return value_E
             case _:
                 return float(quantity)
-
-    def _uniform(self, place: int) -> NDArray[np.float64]:
-        self.random = True
-        bits = episode_keys(self._keys_E, place) >> np.uint64(12)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-52

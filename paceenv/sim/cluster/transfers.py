@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Algorithm, Op, Way
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
-from paceenv.sim.cluster.program.footprint import Laid, Tiers, Topology, Use, Values, laid, use
+from paceenv.sim.cluster.program.footprint import Tiers, Topology, Use, Values, laid, use
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.quantity import Draw
 
@@ -82,92 +82,42 @@ Times = tuple[Values, Values, Values]
 _of_one_byte = lru_cache(256)(laid)
 
 
-class AllReduce:
-    """The all-reduce of a group of a job that is described by times, with the fabric to itself."""
+def all_reduce_times(job: Job, fabric: Fabric, tiers: Tiers, payload_bytes: Values) -> Times:
+    """The all-reduce of a group of a job that is described by times, with the fabric to itself.
 
-    def __init__(self, job: Job, fabric: Fabric, tiers: Tiers, draw: Draw) -> None:
-        self._fabric, self._tiers, self._algorithm = fabric, tiers, job.algorithm
-        self._nodes, self._members = job.group_nodes, job.group_nodes * job.ranks_per_node
-        self._place = Topology(tiers.nodes, tiers.ranks_per_node, tiers.nodes_per_leaf, tiers.nics_per_node)
-        self._own_imbalance, self._imbalance = self._path_imbalance(job.groups, draw)
-
-    def times(self, payload_bytes: Values) -> Times:
-        """Of a payload, number or ``(E,)``; ``auto`` is a tree for small payloads, a ring for others."""
-        S = np.asarray(payload_bytes, np.float64)
-        if self._algorithm != "auto":
-            return self._by(self._algorithm, S)
-        tree, ring = self._by("tree", S), self._by("ring", S)
-        alone_s, work_s, latency_s = (np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True))
-        return alone_s, work_s, latency_s
-
-    def _by(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
-        """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
-        tiers, one = self._tiers, self._laid(algorithm)
-        nodes, per_node = len(one.per_node), max(map(len, one.per_node.values()))
-        inside, nic = (float(one.load[links].max()) for links in (self._place.inside_links, self._place.nic_links))
-        alone_s = np.maximum(inside * S / tiers.inside_Bps, nic * S / tiers.nic_Bps)
-        first_s, sqrt_s = one.first_bytes * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first_bytes * S)
-        hops_s = one.rounds * (tiers.hop_s if nodes > 1 else tiers.inside_hop_s) + one.chain_rounds * tiers.inside_hop_s
-        if nodes > 1:
-            sqrt_s = sqrt_s + tiers.sqrt_s * np.sqrt(one.sent_bytes * S / per_node)
-        else:
-            sqrt_s = sqrt_s + tiers.inside_sqrt_s * np.sqrt(one.sent_bytes * S)
-        work_s = self._hops_above(one) * (one.hop_bytes * S) / tiers.uplink_Bps
-        leaf_s = work_s
-        if self._fabric.oversubscription is not None:  # it can use no other's leaves
-            leaf_s = self._hops_above(one) * (one.hop_bytes * S) / self._own_leaves / tiers.leaf_Bps
-        if self._fabric.ecmp_paths is not None or self._fabric.oversubscription is not None:
-            alone_s = np.maximum(alone_s, leaf_s * self._own_imbalance)
-            work_s = work_s * self._imbalance
-        return alone_s, work_s, first_s + hops_s + sqrt_s
-
-    def _laid(self, algorithm: Algorithm) -> Laid:
-        """One byte, reduced by the first ranks of the job."""
-        return _of_one_byte(self._place, "all_reduce", range(self._members), 1.0, algorithm)
-
-    def _hops_above(self, one: Laid) -> float:
-        """Messages that leave their leaf; of nodes in random order the expected number."""
-        nodes, per_leaf = self._tiers.nodes, self._tiers.nodes_per_leaf
-        if self._fabric.placement == "packed" or nodes <= per_leaf:
-            return float(one.hops_above)
-        return one.hops * (nodes - per_leaf) / (nodes - 1)
-
-    @property
-    def _own_leaves(self) -> int:
-        """On how many leaves the group sits."""
-        if self._fabric.placement == "packed":
-            return -(-self._nodes // self._tiers.nodes_per_leaf)
-        return min(self._nodes, self._tiers.leaves)
-
-    def _path_imbalance(self, groups: int, draw: Draw) -> tuple[Values, Values]:
-        """Load of the busiest equal-cost path over the mean load, for one group and for all groups together.
-
-        Every crossing hop of a ring is one flow per NIC. Each flow is hashed onto one of a leaf's paths, drawn for each
-        episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with
-        fewer flows than paths the rest stays idle.
-        """
-        tiers, paths = self._tiers, self._fabric.ecmp_paths
-        hops = self._hops_above(self._laid("ring"))
-        if paths is None or hops == 0.0:
-            return 1.0, 1.0
-        own_leaves, leaves = self._own_leaves, tiers.leaves
-        if self._fabric.oversubscription is None:  # paths of one tier that all leaves share
-            own_leaves = leaves = 1
-        own_flows = max(1, round(hops / own_leaves)) * tiers.nics_per_node
-        flows = max(own_flows, round(own_flows * groups * own_leaves / leaves))
-        path_ELF = draw.integers("fabric.ecmp_paths", paths, leaves * flows).reshape(-1, leaves, flows)
-        return (
-            _busiest(path_ELF[:, :own_leaves, :own_flows], paths) * paths / own_flows,
-            _busiest(path_ELF, paths) * paths / flows,
-        )
+    Args:
+        payload_bytes: number or ``(E,)``; ``auto`` is a tree for small payloads, a ring for others.
+    """
+    S = np.asarray(payload_bytes, np.float64)
+    if job.algorithm != "auto":
+        return _times_by(job.algorithm, job, fabric, tiers, S)
+    tree, ring = (_times_by(way, job, fabric, tiers, S) for way in ("tree", "ring"))
+    alone_s, work_s, latency_s = (np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True))
+    return alone_s, work_s, latency_s
 
 
-def _busiest(path_ELF: NDArray[np.int64], paths: int) -> NDArray[np.float64]:
-    """Flows on the most loaded path of any leaf, ``(E,)``."""
-    E, leaves, _ = path_ELF.shape
-    at = path_ELF + paths * np.arange(E * leaves).reshape(E, leaves, 1)
-    counts = np.bincount(at.ravel(), minlength=E * leaves * paths)
-    return np.asarray(counts.reshape(E, leaves * paths).max(axis=1), dtype=np.float64)
+def _times_by(algorithm: Algorithm, job: Job, fabric: Fabric, tiers: Tiers, S: NDArray[np.float64]) -> Times:
+    """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other.
+
+    The first ranks of the job reduce one byte, of which all else is a multiple.
+    """
+    place = Topology(tiers.nodes, tiers.ranks_per_node, tiers.nodes_per_leaf, tiers.nics_per_node)
+    one = _of_one_byte(place, "all_reduce", range(job.group_nodes * job.ranks_per_node), 1.0, algorithm)
+    nodes, per_node = len(one.per_node), max(map(len, one.per_node.values()))
+    inside, nic = (float(one.load[links].max()) for links in (place.inside_links, place.nic_links))
+    alone_s = np.maximum(inside * S / tiers.inside_Bps, nic * S / tiers.nic_Bps)
+    first_s, sqrt_s = one.first_bytes * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first_bytes * S)
+    hop_s, sqrt_s_of_hop = (tiers.hop_s, tiers.sqrt_s) if nodes > 1 else (tiers.inside_hop_s, tiers.inside_sqrt_s)
+    sqrt_s = sqrt_s + sqrt_s_of_hop * np.sqrt(one.sent_bytes * S / (per_node if nodes > 1 else 1))
+    latency_s = first_s + (one.rounds * hop_s + one.chain_rounds * tiers.inside_hop_s) + sqrt_s
+    hops_above, leaves = float(one.hops_above), -(-job.group_nodes // tiers.nodes_per_leaf)
+    if fabric.placement == "spread" and tiers.nodes > tiers.nodes_per_leaf:  # the expected number
+        hops_above = one.hops * (tiers.nodes - tiers.nodes_per_leaf) / (tiers.nodes - 1)
+        leaves = min(job.group_nodes, tiers.leaves)
+    above_bytes = hops_above * (one.hop_bytes * S)
+    if fabric.oversubscription is not None:  # a group can use no other's leaves
+        alone_s = np.maximum(alone_s, above_bytes / leaves / tiers.leaf_Bps)
+    return alone_s, above_bytes / tiers.uplink_Bps, latency_s
 
 
 def message_s(

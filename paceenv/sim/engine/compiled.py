@@ -33,25 +33,9 @@ from paceenv.sim.engine import (
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
-_MODULES: tuple[ModuleType, ...] = (
-    pacing,
-    limits,
-    slots,
-    switchback,
-    timing,
-    signals,
-    draws,
-    noise,
-    fluid,
-    incast,
-    coupling,
-    measuring,
-    program,
-    program_layout,
-    link_fluid,
-    kernel,
-    layout,
-)
+_CORE = (pacing, limits, slots, switchback, timing, signals)
+_ENGINE = (coupling, draws, fluid, incast, kernel, layout, link_fluid, measuring, noise, program, program_layout)
+_MODULES: tuple[ModuleType, ...] = _CORE + _ENGINE
 _COMPILED = (kernel.reset, kernel.advance, kernel.observe)
 """What Python calls."""
 _REGISTERED = tuple(

@@ -32,9 +32,9 @@ def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.fl
         start_R[r] = 0.0
 
 
-def warm_nodes(job: Any, heat: NDArray[np.float32], ranks: int) -> int:
-    """How many nodes warm up: 0 for a job without heat, though its batch may have room for it."""
-    return min(heat.shape[1], ranks // job["ranks_per_node"]) if job["compute_w"] > 0.0 else 0
+def warm_nodes(job: Any, ranks: int) -> int:
+    """How many nodes warm up: 0 for a job without power figures."""
+    return ranks // job["ranks_per_node"] if job["compute_w"] > 0.0 else 0
 
 
 def slow_down(view: View, scratch: Scratch) -> None:
@@ -44,7 +44,7 @@ def slow_down(view: View, scratch: Scratch) -> None:
         for r in range(compute_R.shape[0]):
             compute_R[r] *= job["warmup_factor"]
     per_node = job["ranks_per_node"]
-    for n in range(warm_nodes(job, heat, compute_R.shape[0])):
+    for n in range(warm_nodes(job, compute_R.shape[0])):
         stretch = 1.0 + job["heat_slowdown"] * np.float64(heat[HEAT, n])
         for r in range(n * per_node, (n + 1) * per_node):
             compute_R[r] *= stretch
@@ -54,7 +54,7 @@ def slow_down(view: View, scratch: Scratch) -> None:
 def note_computed(view: View, computed_R: NDArray[np.float64]) -> None:
     """Note what each node computes in a step; :func:`spend` turns it into heat."""
     heat, per_node = view.heat, view.job["ranks_per_node"]
-    for n in range(warm_nodes(view.job, heat, computed_R.shape[0])):
+    for n in range(warm_nodes(view.job, computed_R.shape[0])):
         sum_s = 0.0
         for r in range(n * per_node, (n + 1) * per_node):
             sum_s += computed_R[r]
@@ -73,7 +73,7 @@ def spend(view: View, compute_s: float, step_s: float) -> None:
     waited_s = ranks * step_s - compute_s - delay_s
     clock["energy_j"] += job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s
     per_node = job["ranks_per_node"]
-    for n in range(warm_nodes(job, heat, ranks)):
+    for n in range(warm_nodes(job, ranks)):
         delayed_s = 0.0
         for r in range(n * per_node, (n + 1) * per_node):
             delayed_s += np.float64(delay_R[r])
@@ -98,7 +98,7 @@ def interrupt(view: View, step_s: float) -> float:
         extra_s += job["checkpoint_s"]
         clock["saved"] = clock["kept"]
     if job["failure_per_s"] > 0.0:
-        mean_heat, nodes = 0.0, warm_nodes(job, heat, ranks)
+        mean_heat, nodes = 0.0, warm_nodes(job, ranks)
         for n in range(nodes):
             mean_heat += np.float64(heat[HEAT, n]) / nodes
         rate_per_s = job["failure_per_s"] * (1.0 + job["failure_heat"] * mean_heat)

@@ -90,16 +90,12 @@ def position(bits: np.uint32) -> float:
     return octaves + float(bits >> np.uint32(31)) * (_SIDE + 1)
 
 
-def look_up(table: NDArray[np.float64], at: float) -> float:
-    """Value of the tabulated distribution at a :func:`position`."""
+def quantile(table: NDArray[np.float64], bits: np.uint32) -> float:
+    """Value of the tabulated distribution at 32 random bits."""
+    at = position(bits)
     node = np.uint64(at)
     value = table[node]
     return value + (at - float(node)) * (table[node + np.uint64(1)] - value)
-
-
-def quantile(table: NDArray[np.float64], bits: np.uint32) -> float:
-    """Value of the tabulated distribution at 32 random bits."""
-    return look_up(table, position(bits))
 
 
 def uniform_bits(u: float) -> np.uint32:

@@ -144,11 +144,6 @@ def measure(view: View, scratch: Scratch, step_s: float, per_group: int) -> None
         run_ahead(view, scratch, step_s)
 
 
-def observer_rank(key: np.uint64, ranks: int) -> int:
-    """The rank whose view a training environment shows: drawn once an episode, uniformly."""
-    return int(uniform(key, OBSERVER, 0) * ranks)
-
-
 def reduce_once(view: View, scratch: Scratch, per_group: int) -> float:
     """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
     job, clock, tenant = view.job, view.clock, view.tenant
@@ -214,7 +209,7 @@ def run(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
+        job, clock, tick, tenant = view.job, view.clock, view.tick, view.tenant
         compute_R, comm_R, wait_R, order_G = scratch.compute_R, scratch.comm_R, scratch.wait_R, scratch.order_G
         ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
         per_group = ranks // groups  # here, as a division takes as long as a rank's share of an iteration
@@ -228,7 +223,7 @@ def run(
             order_G[g] = g
         for t in range(iterations):
             draw_compute(view, scratch, program is not None)
-            if heat.shape[1] > 0 or can_stop:
+            if has_power or can_stop:
                 slow_down(view, scratch)
             compute_s = total(compute_R, ranks) if has_power else 0.0
             if is_imperfect:
@@ -278,12 +273,12 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
 
 
 def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:
-    """Write the observations of the interval just run."""
+    """Write the observations of the interval just run: of every rank, or of one that is drawn once an episode."""
     for i in range(which.shape[0]):
         e = which[i]
         if every_rank:
             for r in range(ranks):
                 signals.write_signals(state.rank_EFR[e], r, state.tick_EK[e], out_ESO[e, r])
         else:
-            r = observer_rank(state.clocks[e]["key"], ranks)
+            r = int(uniform(state.clocks[e]["key"], OBSERVER, 0) * ranks)
             signals.write_signals(state.rank_EFR[e], r, state.tick_EK[e], out_ESO[e, 0])

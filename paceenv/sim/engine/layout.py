@@ -171,7 +171,7 @@ NOISE_FIELDS = 2
 # group[N, G]
 POST_WORK_UNTIL, POST_WORK_NOW_S, FIXED_POST_WORK_S = 0, 1, 2
 GROUP_FIELDS = 3
-# heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
+# heat[N, node], float32; room for as many nodes as ranks
 HEAT, COMPUTED_S = 0, 1
 HEAT_FIELDS = 2
 # tenant[N, K]
@@ -202,9 +202,9 @@ class State(NamedTuple):
     noise_ENR: NDArray[np.float32]
     """``(E, NOISE_FIELDS, R)``: lasting factors of each rank, no unit."""
     heat_EHN: NDArray[np.float32]
-    """``(E, HEAT_FIELDS, nodes)``: heat (no unit) and compute time (seconds) of each node; no nodes without heat."""
+    """``(E, HEAT_FIELDS, R)``: heat (no unit) and compute time (seconds) of each node, those of power figures."""
     start_ER: NDArray[np.float32]
-    """``(E, R)``: when each rank started its step, seconds, at most 0; ``(E, 0)`` where no rank may run ahead."""
+    """``(E, R)``: when each rank started its step, seconds, at most 0; only with staleness."""
     group_ENG: NDArray[np.float64]
     """``(E, GROUP_FIELDS, G)``: post-collective work of each group; seconds and iteration numbers."""
     tenant_ENK: NDArray[np.float64]
@@ -331,13 +331,8 @@ def scratch(ranks: int, groups: int) -> Scratch:
 
 def default_job(environments: int) -> NDArray[np.void]:
     """``JOB`` records ``(E,)`` with every noise and every coupling off; the caller sets what it wants."""
-    jobs = np.zeros(environments, JOB)
-    jobs["slow_factor"] = 1.0
-    jobs["fail_slow_factor"] = 1.0
-    jobs["fail_slow_mean_iterations"] = 1.0
-    jobs["post_work_mean_iterations"] = 1.0
-    jobs["drift_iterations"] = 1.0
-    jobs["ranks_per_node"] = 1
-    jobs["heat_iterations"] = 1.0
-    jobs["warmup_factor"] = 1.0
+    jobs, neutral = np.zeros(environments, JOB), ("slow_factor", "fail_slow_factor", "warmup_factor", "ranks_per_node")
+    lasting = ("fail_slow_mean_iterations", "post_work_mean_iterations", "drift_iterations", "heat_iterations")
+    for name in (*neutral, *lasting):
+        jobs[name] = 1
     return jobs

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import Operation, operations
@@ -32,31 +31,21 @@ def phases(recording: Recording, batch: JobBatch) -> list[Operation]:
     in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last
     iteration of a recording is missing.
     """
-    done = operations(recording, batch)
+    done, all_phases = operations(recording, batch), list[Operation]()
     if batch.jobs[0]["staleness"] > 0:
-        return _ahead(recording.step_ET[0], *(op for op in done if op.op in {"pace", "compute"}))
-    all_phases = []
+        pace, compute = (one for one in done if one.op in {"pace", "compute"})
+        entry_TR = compute.end_TR
+        next_TR = np.maximum(recording.step_ET[0, :-1, None] + pace.start_TR[1:], entry_TR[:-1])
+        blocked = Operation("collective", 2, entry_TR, np.concatenate([next_TR, entry_TR[-1:]]))
+        return [replace(pace, op="delay"), compute, blocked]
     for one in done:
         if one.op in _OF_OP:
-            all_phases.append(Operation(_OF_OP[one.op], one.seq, one.start_TR, np.maximum(one.end_TR, one.start_TR)))
-        else:
-            all_phases += _in_collective(one, batch.ranks // batch.groups)
+            all_phases.append(replace(one, op=_OF_OP[one.op], end_TR=np.maximum(one.end_TR, one.start_TR)))
+        elif one.op == "all_reduce":
+            last_TG = one.start_TR.reshape(len(one.start_TR), batch.groups, -1).max(axis=2)
+            all_TR = np.minimum(np.repeat(last_TG, batch.ranks // batch.groups, axis=1), one.end_TR)
+            all_phases.append(replace(one, op="wait for peers", end_TR=all_TR))
+            all_phases.append(replace(one, op="collective", start_TR=all_TR))
+        else:  # each sender goes on its own
+            all_phases.append(replace(one, op="collective"))
     return all_phases
-
-
-def _ahead(step_T: NDArray[np.float64], pace: Operation, compute: Operation) -> list[Operation]:
-    entry_TR = compute.end_TR
-    next_TR = np.maximum(step_T[:-1, None] + pace.start_TR[1:], entry_TR[:-1])
-    return [
-        replace(pace, op="delay"),
-        compute,
-        Operation("collective", 2, entry_TR, np.concatenate([next_TR, entry_TR[-1:]])),
-    ]
-
-
-def _in_collective(one: Operation, members: int) -> list[Operation]:
-    if one.op != "all_reduce":  # each sender goes on its own
-        return [replace(one, op="collective")]
-    last_TG = one.start_TR.reshape(len(one.start_TR), -1, members).max(axis=2)
-    all_TR = np.minimum(np.repeat(last_TG, members, axis=1), one.end_TR)
-    return [replace(one, op="wait for peers", end_TR=all_TR), replace(one, op="collective", start_TR=all_TR)]

@@ -208,23 +208,22 @@ def work_s(view: View, program: Program, o: int) -> float:
 
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
     """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``."""
-    members = program.first_member_N[group + 1] - program.first_member_N[group]
     o = last
     while o >= 0 and program.group_O[o] == group and s.start_O[o] == math.inf:
         x = program.first_handed_O[o] + place
         if s.handed_X[x] > at_s:
             was_s, s.handed_X[x] = s.handed_X[x], at_s
             if s.ready_O[o] < math.inf and was_s >= s.ready_O[o]:  # it was the last to hand over
-                s.ready_O[o] = ready_s(program, s, o, members)
+                s.ready_O[o] = ready_s(program, s, o)
                 put(s, o, s.ready_O[o])
         o -= 1
 
 
-def ready_s(program: Program, s: ProgramScratch, o: int, members: int) -> float:
+def ready_s(program: Program, s: ProgramScratch, o: int) -> float:
     """When operation ``o`` can start: all members have handed it over and the one before it is through; seconds."""
-    latest_s, x = 0.0, program.first_handed_O[o]
-    for m in range(members):
-        latest_s = max(latest_s, s.handed_X[x + m])
+    latest_s = 0.0
+    for x in range(program.first_handed_O[o], program.first_handed_O[o + 1]):
+        latest_s = max(latest_s, s.handed_X[x])
     if o > 0 and program.group_O[o - 1] == program.group_O[o]:
         latest_s = max(latest_s, s.finish_O[o - 1])
     return latest_s
@@ -236,11 +235,11 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
     One that meets no other on any link and cannot be held back is through at once, and then perhaps the next one.
     """
     group = program.group_O[o]
-    members = program.first_member_N[group + 1] - program.first_member_N[group]
+    members = program.first_handed_O[o + 1] - program.first_handed_O[o]
     while s.count_O[o] == members and s.ready_O[o] == math.inf:
         if o > 0 and program.group_O[o - 1] == group and s.finish_O[o - 1] == math.inf:
             break
-        s.ready_O[o] = ready_s(program, s, o, members)
+        s.ready_O[o] = ready_s(program, s, o)
         if not program.is_private_O[o] or program.can_wait_O[o]:
             put(s, o, s.ready_O[o])
             break

@@ -133,31 +133,16 @@ class Simulator:
         self.state = State(
             clocks=np.zeros(E, layout.CLOCK),
             noise_ENR=np.empty((E, layout.NOISE_FIELDS, R), np.float32),
-            heat_EHN=np.zeros((E, layout.HEAT_FIELDS, 0), np.float32),
-            start_ER=np.zeros((E, 0), np.float32),
+            heat_EHN=np.zeros((E, layout.HEAT_FIELDS, R), np.float32),
+            start_ER=np.zeros((E, R), np.float32),
             group_ENG=np.empty((E, layout.GROUP_FIELDS, G)),
             tenant_ENK=np.empty((E, layout.TENANT_FIELDS, self.batch.tenants_EK.shape[1])),
             rank_EFR=np.zeros((E, timing.RANK_FIELDS, R + padding), np.float32),
             tick_EK=np.empty((E, timing.TICK_FIELDS)),
         )
-        self._make_room()
         self._make_tables()
         self._rooms: list[tuple[Any, ...]] = []
         self.reset(np.arange(E), self.keys_E)
-
-    def _make_room(self) -> None:
-        """Widen the state that only few jobs have, heat and staleness; it has no columns where no job has it."""
-        jobs, E, R = self.batch.jobs, len(self.batch), self.batch.ranks
-        is_warm = (jobs["compute_w"] > 0.0) & ((jobs["heat_slowdown"] > 0.0) | (jobs["failure_heat"] > 0.0))
-        nodes = R // int(jobs["ranks_per_node"][is_warm].min()) if is_warm.any() else 0
-        ahead = R if (jobs["staleness"] > 0).any() else 0
-        before = self.state.heat_EHN
-        if nodes > before.shape[2]:
-            heat_EHN = np.zeros((E, layout.HEAT_FIELDS, nodes), np.float32)
-            heat_EHN[:, :, : before.shape[2]] = before
-            self.state = self.state._replace(heat_EHN=heat_EHN)
-        if ahead > self.state.start_ER.shape[1]:
-            self.state = self.state._replace(start_ER=np.zeros((E, ahead), np.float32))
 
     def _make_tables(self) -> None:
         skewness, index = np.unique(self.batch.jobs["imbalance_skew"], return_inverse=True)
@@ -175,7 +160,6 @@ class Simulator:
             self.batch.jobs[which] = batch.jobs
             self.batch.jobs["imbalance_table"][which] = before["imbalance_table"]
             self.batch.tenants_EK[which] = batch.tenants_EK
-            self._make_room()
             if not np.array_equal(before["imbalance_skew"], batch.jobs["imbalance_skew"]):
                 self._make_tables()
         self.keys_E[which] = keys

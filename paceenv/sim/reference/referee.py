@@ -54,9 +54,9 @@ def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callabl
     """
     overlap, work_s, any_bytes = float(job["overlap_share"]), float(job["uplink_work_s"]), math.inf
     first, last = Start("gradients", "all_reduce", any_bytes), Start(TAIL, "all_reduce", any_bytes)
-    role: list[Instruction] = [Compute(1.0), first, Wait("gradients", 0)]
+    role: list[Instruction] = [Compute(1.0), first, Wait(1)]
     if overlap > 0.0:
-        role = [Compute(1.0 - overlap), first, Compute(overlap), last, Wait(TAIL, 0), Wait("gradients", 0)]
+        role = [Compute(1.0 - overlap), first, Compute(overlap), last, Wait(3), Wait(1)]
     parts = np.arange(ranks).reshape(groups, -1).tolist()
     meets = work_s > NO_WORK * job["transfer_alone_s"]
     alone_s = max(float(job["transfer_alone_s"]), work_s if meets else 0.0)

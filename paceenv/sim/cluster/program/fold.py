@@ -69,13 +69,12 @@ def fold(plan: StepPlan, use: Callable[[Start, Sequence[int]], Use]) -> Folded |
 def _run(role: Sequence[Instruction], cost_s: dict[Start, float]) -> float:
     """How long a role takes with nothing in its way; its transfers follow each other."""
     now_s = free_s = 0.0
-    ends_s = list[float]()
-    for one in role:
+    ends_s = dict[int, float]()
+    for place, one in enumerate(role):
         if isinstance(one, Compute):
             now_s += one.seconds
         elif isinstance(one, Start):
-            free_s = max(now_s, free_s) + cost_s[one]
-            ends_s.append(free_s)
+            ends_s[place] = free_s = max(now_s, free_s) + cost_s[one]
         else:
-            now_s = max(now_s, ends_s[one.number])
+            now_s = max(now_s, ends_s[one.start])
     return now_s

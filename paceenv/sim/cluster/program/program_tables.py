@@ -52,9 +52,8 @@ class Start(NamedTuple):
 class Wait(NamedTuple):
     """A rank waits for a transfer that it started."""
 
-    communicator: str
-    number: int
-    """Of the transfer, counted on this communicator by this rank in this step, from 0."""
+    start: int
+    """Place of its :class:`Start` among the rank's instructions."""
 
 
 Instruction = Compute | Start | Wait
@@ -165,17 +164,17 @@ def _rows_R(
         for one in plan.roles[role]:
             if isinstance(one, Compute):
                 rows.append(Row(one))
-                continue
-            if (one.communicator, rank) not in place_of:
-                raise InputError(f"program: rank {rank} is in no process group of communicator {one.communicator}")
-            first, place = place_of[one.communicator, rank]
-            number = begun[one.communicator] if isinstance(one, Start) else one.number
-            begun[one.communicator] += isinstance(one, Start)
-            if number >= begun[one.communicator]:
-                raise InputError(f"program: rank {rank} waits for a transfer on {one.communicator} before its start")
-            group, start = operations[first + number].group, operations[first + number].start
-            pays = isinstance(one, Wait) and start.op != "send" and sets[group] == payload[rank]
-            rows.append(Row(one, first + number, place, pays))
+            elif isinstance(one, Start):
+                if (one.communicator, rank) not in place_of:
+                    raise InputError(f"program: rank {rank} is in no process group of communicator {one.communicator}")
+                first, place = place_of[one.communicator, rank]
+                rows.append(Row(one, first + begun[one.communicator], place))
+                begun[one.communicator] += 1
+            else:
+                of_start = rows[one.start]
+                group, _, start, *_ = operations[of_start.operation]
+                pays = start.op != "send" and sets[group] == payload[rank]
+                rows.append(of_start._replace(instruction=one, pays=pays))
         rows_R.append(rows)
     return rows_R
 
@@ -240,14 +239,9 @@ def payload_R(plan: StepPlan) -> list[frozenset[int]]:
 
 def _payload_of(role: Sequence[Instruction]) -> str:
     """The communicator of the last collective with a payload that a role waits for in every step, or in some; or ""."""
-    begun: dict[str, list[Start]] = {}
-    waited: list[Start] = []
-    for one in role:
-        if isinstance(one, Start):
-            begun.setdefault(one.communicator, []).append(one)
-        elif isinstance(one, Wait):
-            waited += begun.get(one.communicator, [])[one.number : one.number + 1]
-    collectives = [start for start in waited if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
+    waited = [role[one.start] for one in role if isinstance(one, Wait)]
+    transfers = [start for start in waited if isinstance(start, Start)]
+    collectives = [start for start in transfers if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
     always = [start for start in collectives if start.every <= 1]
     return (always or collectives)[-1].communicator if collectives else ""
 

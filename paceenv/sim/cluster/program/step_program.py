@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -172,14 +171,13 @@ class StepProgram(Config):
                 names = ", ".join(sorted(filter(None, known))) or "there is none"
                 raise ValueError(f"wait {phase.wait}: the name of a transfer in the background: {names}")
 
-    def _instructions(self, rank: int) -> Iterator[Instruction]:
-        begun: dict[str, int] = {}
-        pending: list[tuple[str | None, Wait]] = []
+    def _instructions(self, rank: int) -> list[Instruction]:
+        rows, pending = list[Instruction](), list[tuple[str | None, Wait]]()
         for phase in flat(self.step):
             transfer = phase.transfer()
             if phase.compute is not None:
                 if phase.compute.ranks is None or rank in phase.compute.ranks:
-                    yield Compute(phase.compute.seconds, phase.compute.micro_batch)
+                    rows.append(Compute(phase.compute.seconds, phase.compute.micro_batch))
             elif transfer is not None:
                 op, one = transfer
                 paired = getattr(self.communicators.get(one.communicator), "pairs", None)
@@ -187,17 +185,16 @@ class StepProgram(Config):
                     continue
                 if paired is not None and all(rank not in pair for pair in paired):
                     continue
-                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every)
-                wait = Wait(one.communicator, begun.get(one.communicator, 0))
-                begun[one.communicator] = wait.number + 1
+                wait = Wait(len(rows))
+                rows.append(Start(one.communicator, op, one.bytes, one.can_wait, one.every))
                 if one.background:
                     pending.append((one.name, wait))
                 else:
-                    yield wait
+                    rows.append(wait)
             else:
-                yield from (wait for name, wait in pending if name == phase.wait)
+                rows += [wait for name, wait in pending if name == phase.wait]
                 pending = [item for item in pending if item[0] != phase.wait]
-        yield from (wait for _, wait in pending)
+        return rows + [wait for _, wait in pending]
 
 
 def flat(step: list[ProgramPhase]) -> Iterator[ProgramPhase]:
@@ -217,86 +214,70 @@ def resized(program: StepProgram, before: int, after: int) -> StepProgram:
     """
     if before == after:
         return program
-    size = _size(program.communicators, before, after)
-    communicators = {name: _resized_group(name, one, size) for name, one in program.communicators.items()}
-    step = [_resized_phase(phase, size) for phase in program.step]
+    size = _Size(program.communicators, before, after)
+    communicators = {name: size.group(name, one) for name, one in program.communicators.items()}
+    step = [size.phase(phase) for phase in program.step]
     return program.model_copy(update={"communicators": communicators, "step": step})
 
 
-@dataclass(frozen=True)
 class _Size:
     """Ranks of the job, of a block and of a replica within a block, before and after."""
 
-    before: int
-    after: int
-    block: int
-    new_block: int
-    replica: int
+    def __init__(self, communicators: Mapping[str, Communicator], before: int, after: int) -> None:
+        blocks = {one.size * one.stride for one in communicators.values() if one.grows and one.size is not None}
+        if len(blocks) > 1:
+            said = f"groups that grow span {sorted(blocks)} ranks; allowed: all the same"
+            raise InputError(f"program.communicators: {said}")
+        block = blocks.pop() if blocks else before
+        kept = [one.size * one.stride for one in communicators.values() if one.size is not None and not one.grows]
+        replica = math.lcm(1, *(n for n in kept if block % n == 0))
+        if block * after % before or block * after // before % replica:
+            raise InputError(
+                f"{after} ranks: no whole number of replicas, as process groups that keep their size span {replica} "
+                f"ranks of each of {before // block} stages; allowed: a multiple of {before // block * replica}"
+            )
+        self.before, self.after, self.block, self.new_block = before, after, block, block * after // before
+        self.replica = replica
 
     def ranks(self, today: Sequence[int]) -> list[int]:
-        """The ranks that do what ``today``'s do.
-
-        Raises:
-            InputError: where not all replicas have it.
-        """
+        """The ranks that do what ``today``'s do; InputError where not all replicas have it."""
         some = set(today)
         for rank in range(self.before):
             first = rank - rank % self.block + rank % self.block % self.replica
             if (rank in some) != (first in some):
+                shown = ", ".join(map(str, today[:6])) + (", ..." if len(today) > 6 else "")
                 raise InputError(
-                    f"{self.after} ranks: a phase of ranks {_shown(today)} is not that of every replica of "
+                    f"{self.after} ranks: a phase of ranks {shown} is not that of every replica of "
                     f"{self.replica} ranks, so which new ranks have it is open; allowed: phases of all replicas"
                 )
         new_ranks = range(self.after)
         return [r for r in new_ranks if r // self.new_block * self.block + r % self.new_block % self.replica in some]
 
+    def group(self, name: str, one: Communicator) -> Communicator:
+        """A communicator after."""
+        where = f"program.communicators.{name}"
+        if one.pairs is not None:
+            raise InputError(f"{where}: pairs of {self.before} ranks do not say which {self.after} have")
+        if one.size is None or (not one.grows and self.block % (one.size * one.stride) == 0):
+            return one
+        if one.grows:
+            members = one.size * self.new_block // self.block
+            if members * one.stride != self.new_block:
+                raise InputError(f"{where}: no whole number of members on {self.after} ranks")
+            return one.model_copy(update={"size": members})
+        if one.stride % self.block:
+            raise InputError(
+                f"{where}: neither within the {self.block} ranks of a group that grows nor from one such block to the "
+                f"next; allowed: one of both, for another size than {self.before} ranks"
+            )
+        return one.model_copy(update={"stride": one.stride // self.block * self.new_block})
 
-def _size(communicators: Mapping[str, Communicator], before: int, after: int) -> _Size:
-    blocks = {one.size * one.stride for one in communicators.values() if one.grows and one.size is not None}
-    if len(blocks) > 1:
-        raise InputError(f"program.communicators: groups that grow span {sorted(blocks)} ranks; allowed: all the same")
-    block = blocks.pop() if blocks else before
-    kept = [one.size * one.stride for one in communicators.values() if one.size is not None and not one.grows]
-    replica = math.lcm(1, *(n for n in kept if block % n == 0))
-    if block * after % before or block * after // before % replica:
-        raise InputError(
-            f"{after} ranks: no whole number of replicas, as process groups that keep their size span {replica} ranks "
-            f"of each of {before // block} stages; allowed: a multiple of {before // block * replica}"
-        )
-    return _Size(before, after, block, block * after // before, replica)
-
-
-def _resized_group(name: str, one: Communicator, size: _Size) -> Communicator:
-    if one.pairs is not None:
-        raise InputError(
-            f"program.communicators.{name}: pairs of {size.before} ranks do not say which {size.after} have"
-        )
-    if one.size is None:
-        return one
-    if one.grows:
-        members = one.size * size.new_block // size.block
-        if members * one.stride != size.new_block:
-            raise InputError(f"program.communicators.{name}: no whole number of members on {size.after} ranks")
-        return one.model_copy(update={"size": members})
-    if size.block % (one.size * one.stride) == 0:
-        return one
-    if one.stride % size.block:
-        raise InputError(
-            f"program.communicators.{name}: neither within the {size.block} ranks of a group that grows nor from one "
-            f"such block to the next; allowed: one of both, for another size than {size.before} ranks"
-        )
-    return one.model_copy(update={"stride": one.stride // size.block * size.new_block})
-
-
-def _resized_phase(phase: ProgramPhase, size: _Size) -> ProgramPhase:
-    transfer = phase.transfer()
-    if phase.repeat is not None:
-        return phase.model_copy(update={"step": [_resized_phase(one, size) for one in phase.step]})
-    key, own = ("compute", phase.compute) if transfer is None else transfer
-    if own is None or own.ranks is None:
-        return phase
-    return phase.model_copy(update={key: own.model_copy(update={"ranks": size.ranks(own.ranks)})})
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:6])) + (", ..." if len(ranks) > 6 else "")
+    def phase(self, phase: ProgramPhase) -> ProgramPhase:
+        """A phase after."""
+        transfer = phase.transfer()
+        if phase.repeat is not None:
+            return phase.model_copy(update={"step": [self.phase(one) for one in phase.step]})
+        key, own = ("compute", phase.compute) if transfer is None else transfer
+        if own is None or own.ranks is None:
+            return phase
+        return phase.model_copy(update={key: own.model_copy(update={"ranks": self.ranks(own.ranks)})})
