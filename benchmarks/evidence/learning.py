@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._common import Report, Table, figure, show
+from benchmarks._common import figure
 from paceenv.policies.names import spelled
 from paceenv.policies.policy_file import save_policy
+from paceenv.report.section import Section, print_sections
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.static_search import Problem
 from paceenv.trainers.evaluation.suites import Suite, load_suite
@@ -69,7 +70,7 @@ def best_constant(suite: Suite) -> str:
     return spelled(settings[int(gain_S.argmax())])
 
 
-def run() -> Report:
+def run() -> list[Section]:
     """Train with several learners and seeds, and compare each policy with the best constant on held-out seeds."""
     suite = load_suite(CONFIG)
     training_run.Run(config_of("PPO", 0)).advance()  # compiles
@@ -93,7 +94,7 @@ def run() -> Report:
     draw(data, result.total(constant).gain)
     text = f"The task of `paceenv train {CONFIG}` on one thread; the best constant there is `{constant}`."
     columns = ("learner", "seed", "CPU s", "decisions", "a CPU s", "gain", "beyond the best constant")
-    return Report("Learning", text, (Table("trainings", columns, rows),))
+    return [Section("Learning", (text,), columns, rows)]
 
 
 def draw(trainings: Sequence[dict[str, Any]], constant_gain: float) -> None:
@@ -111,4 +112,4 @@ def draw(trainings: Sequence[dict[str, Any]], constant_gain: float) -> None:
 
 
 if __name__ == "__main__":
-    show(run())
+    print_sections(run())
