@@ -89,7 +89,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "memory_intervals": policy.memory_intervals,
         "change_intervals": policy.change_intervals,
         "interval_iterations": policy.interval_iterations,
-        "calibrated_range": dict(content.calibrated_range),
+        "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
     if isinstance(policy, Distilled):
