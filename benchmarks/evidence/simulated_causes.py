@@ -182,9 +182,8 @@ def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> C
             job, stages=1, micro_batches=1, replicas=16, groups=4, forward_s=0.0, backward_s=0.2, steps=240,
             reduce_s=float(rng.uniform(0.06, 0.3)), stall_rate=0.004, causes={"jitter": 0.005} | strengths,
         )  # fmt: skip
-    spelled = {cause: PIPELINE[cause][0] for cause in PIPELINE}
     label = "flat" if flat else "pipeline"
-    return Case(label, wanted, job.trace, lambda on: job.step_s({spelled[cause] for cause in on}))
+    return Case(label, wanted, job.trace, lambda on: job.step_s({PIPELINE[cause][0] for cause in on}))
 
 
 # --- truth and verdict --------------------------------------------------------------------------------------------
@@ -235,13 +234,7 @@ def _sick(make: Callable[[], Case]) -> Case:
 def healthy(count: int, seed: int) -> list[Case]:
     """Jobs without a cause: what noise is left costs next to nothing."""
     rng = np.random.default_rng(seed)
-    made = []
-    for i in range(count):
-        if i % 3 == 2:
-            made.append(pipeline_case(rng, (), flat=bool(i % 2)))
-        else:
-            made.append(engine_case(rng, ()))
-    return made
+    return [pipeline_case(rng, (), flat=bool(i % 2)) if i % 3 == 2 else engine_case(rng, ()) for i in range(count)]
 
 
 def main(

@@ -34,7 +34,7 @@ PROGRAMS: dict[str, list[dict[str, Any]]] = {
         _DATA,
     ],
 }
-ROWS, INTERVAL_ITERATIONS = (1, 64, 256, 1024), 20
+ROWS, STEPS, INTERVAL_ITERATIONS = (64, 256, 1024), 64, 20
 PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw"}
 
 
@@ -94,11 +94,11 @@ def programs() -> Section:
     return Section("Simulation: rank-phases per CPU second", (text,), columns, rows)
 
 
-def _stepping(env: Any, actions: Any, steps: int) -> Callable[[], None]:
+def _stepping(env: Any, actions: Any) -> Callable[[], None]:
     env.reset()
 
     def run() -> None:
-        for _ in range(steps):
+        for _ in range(STEPS):
             if np.asarray(env.step(actions)[3]).all() and actions.ndim == 1:  # a scalar environment is over
                 env.reset()
 
@@ -107,24 +107,16 @@ def _stepping(env: Any, actions: Any, steps: int) -> Callable[[], None]:
 
 def decisions() -> Section:
     """Decisions per CPU second, a decision being one row's step of 20 iterations on 8 ranks."""
-    calls, units = dict[str, Callable[[], object]](), dict[str, int]()
+    calls = {"1": _stepping(gymnasium.make("paceenv/Pacing-v0", **PLAIN), np.zeros(2, np.float32))}
     for rows in ROWS:
-        calls[str(rows)] = (
-            _stepping(gymnasium.make("paceenv/Pacing-v0", **PLAIN), np.zeros(2, np.float32), 64)
-            if rows == 1
-            else _stepping(
-                PacingVectorEnv(rows, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN),
-                np.zeros((rows, 2), np.float32),
-                64,
-            )
-        )
-        units[str(rows)] = 64 * rows
-    found = measure(calls, units)
+        env = PacingVectorEnv(rows, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN)
+        calls[str(rows)] = _stepping(env, np.zeros((rows, 2), np.float32))
+    found = measure(calls, {rows: STEPS * int(rows) for rows in calls})
     updates = load_cluster("null-jitter").ranks * INTERVAL_ITERATIONS
-    rows_ = [(name, figure(rate), figure(rate * updates)) for name, rate in found.items()]
+    rates = [(name, figure(rate), figure(rate * updates)) for name, rate in found.items()]
     text = "The environment is `paceenv/Pacing-v0` on `null-jitter`, 8 ranks, 20 iterations a control interval."
     columns = ("rows", "decisions per CPU s", "rank-iterations per CPU s")
-    return Section("Simulation: whole episodes", (text,), columns, rows_)
+    return Section("Simulation: whole episodes", (text,), columns, rates)
 
 
 def run() -> list[Section]:
