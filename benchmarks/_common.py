@@ -1,4 +1,4 @@
-"""What the benchmarks share: the clock, reports, campaigns, and the parts of pages that they write.
+"""What the benchmarks share: the clock, campaigns, and the parts of pages that they write.
 
 Time is CPU time of the process, so that a machine shared with others measures the same, and contestants take turns, so
 that what disturbs the machine disturbs all of them.
@@ -14,9 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import typer
@@ -45,22 +45,6 @@ NOISE = Noise(
 
 LEAST_S = 0.04
 """Seconds of a contestant's turn, about."""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one benchmark found; ``text`` says in a paragraph what was measured."""
-
-    title: str
-    text: str
-    tables: Sequence[Table]
 
 
 def measure(
@@ -99,30 +83,21 @@ def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
         return read_trace(path)
 
 
-class Named(Protocol):
-    """One run of a campaign, a dataclass: its name is that of its folder."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Run = TypeVar("Run", bound=Named)
-
-
-def kept(run: Run, out: Path, measure: Callable[[Run, Path], dict[str, Any]]) -> dict[str, Any]:
-    """The result of a run, from its folder if it was there."""
-    file = out / run.name / "result.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(run) | measure(run, file.parent), indent=1))  # type: ignore[call-overload]
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
-
-
 def campaign(
-    runs: Sequence[Run], out: Path, measure: Callable[[Run, Path], dict[str, Any]], *, only: str, jobs: int = 1
+    runs: Sequence[Any], out: Path, measure: Callable[[Any, Path], dict[str, Any]], *, only: str, jobs: int = 1
 ) -> list[dict[str, Any]]:
-    """The results of the runs that a regular expression finds by name, so many ``jobs`` at a time; a line for each."""
+    """The results of the runs that a regular expression finds by name, so many ``jobs`` at a time; a line for each.
+
+    A run is a dataclass, and its name that of its folder. What is there already is not run again.
+    """
+
+    def kept(run: Any) -> Any:
+        file = out.resolve() / run.name / "result.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(asdict(run) | measure(run, file.parent), indent=1))
+        return json.loads(file.read_text())
+
     chosen = [run for run in runs if re.search(only, run.name)]
     if not chosen:
         names = ", ".join(run.name for run in runs[:: max(len(runs) // 8, 1)])
@@ -130,7 +105,7 @@ def campaign(
         raise typer.Exit(2)
     results: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(jobs) as pool, output.progress("jobs", len(chosen)) as done:
-        futures = {pool.submit(kept, run, out.resolve(), measure): run.name for run in chosen}
+        futures = {pool.submit(kept, run): run.name for run in chosen}
         for future in as_completed(futures):
             name = futures[future]
             found = results[name] = future.result()
@@ -167,9 +142,3 @@ def figure(value: float, unit: str = "") -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def show(report: Report) -> None:
-    """Print a report for people."""
-    for table in report.tables:
-        output.print_table(f"{report.title}: {table.title}", table.columns, table.rows)

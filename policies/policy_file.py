@@ -80,24 +80,21 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         tensors[f"layer{i}.bias"] = np.ascontiguousarray(bias, np.float32)
     preference = None
     if policy.preference is not None and policy.preference_range is not None:
-        preference = {"range": list(policy.preference_range), "default": policy.preference}
+        preference = {"range": policy.preference_range, "default": policy.preference}
     header: dict[str, Any] = {
         **_SCHEMAS,
-        "mechanisms": list(policy.mechanisms),
+        "mechanisms": policy.mechanisms,
         "activation": policy.activation,
         "preference": preference,
-        "memory_intervals": list(policy.memory_intervals),
+        "memory_intervals": policy.memory_intervals,
         "change_intervals": policy.change_intervals,
         "interval_iterations": policy.interval_iterations,
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
     if isinstance(policy, Distilled):
-        always, *candidates = (
-            {m: list(pair) for m, pair in one.items()} for one in (policy.always, *policy.candidates)
-        )
-        header |= {"kind": "distilled", "candidates": candidates, **({"always": always} if always else {})}
-        header |= {"margin": policy.margin, "hysteresis": policy.hysteresis}
+        header |= {"kind": "distilled", "candidates": policy.candidates, "margin": policy.margin}
+        header |= {"hysteresis": policy.hysteresis, **({"always": policy.always} if policy.always else {})}
     else:
         header |= {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
     blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})

@@ -25,12 +25,6 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def _simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
-    result = json.loads(_run(capsys, "simulate", *arguments, "--json", "-"))
-    assert isinstance(result, dict)
-    return result
-
-
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = _run(capsys, "--help")
     assert all(f"\n{heading}:\n" in text for heading in ("look at a job", "the simulator", "try it"))
@@ -48,9 +42,9 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: py
 
 
 def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = _simulate(capsys, "unequal-slack", "--iterations", "400", "--seeds", "2")
+    short = ["--iterations", "400", "--seeds", "2", "--json", "-"]
+    summary = json.loads(_run(capsys, "simulate", "unequal-slack", *short))
     step = summary["step_time_s"]
-    assert isinstance(step, dict)
     assert set(step) == {"mean", "sd", "cv", "p50", "p95", "p99"}
     assert summary["throughput_samples_per_s"] == pytest.approx(256 * 8 / step["mean"])
     assert (summary["nodes"], summary["policy"], summary["iterations"], summary["seeds"]) == (8, "passive", 400, 2)

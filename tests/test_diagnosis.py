@@ -93,7 +93,7 @@ def test_the_replay_is_the_job(
     assert cells.step_s_T.mean() == pytest.approx(job.step_s(causes))
 
 
-@pytest.mark.parametrize("cause", [*benchmark.ENGINE, *benchmark.SURROUNDINGS])
+@pytest.mark.parametrize("cause", list(benchmark.ENGINE))
 def test_the_engine_s_causes_are_named(cause: str) -> None:
     verdict, found = benchmark.judge(
         benchmark._sick(partial(benchmark.engine_case, np.random.default_rng(3), (cause,)))

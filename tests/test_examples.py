@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nbclient
@@ -20,31 +18,18 @@ from paceenv.policies.policy_file import load_policy
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def load(name: str) -> ModuleType:
-    """An example as a module of its own; what it imports from other libraries may warn."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        spec.loader.exec_module(module)
-    return module
-
-
 Run = Callable[..., tuple[Any, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs an example with some arguments; what it returned and printed."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
 
     def runs(name: str, *arguments: str) -> tuple[Any, str]:
-        module = load(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a library that an example shows may warn about itself
-            found = module.main(list(arguments))
+            found = importlib.import_module(name).main(list(arguments))
         return found, capsys.readouterr().out
 
     return runs

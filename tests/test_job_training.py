@@ -11,12 +11,10 @@ import pytest
 from test_program_calibration import typed
 
 from paceenv.cli import application
-from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import Limits
-from paceenv.policies.distilled import constant_policy
-from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.policy_file import load_policy, save_policy
 from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
@@ -71,17 +69,6 @@ def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
     assert found.constant is not None
     assert set(found.constant) == {"defer"}
     assert found.gains["constant"].low > 0.02
-
-
-def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:
-    setting = {"slack": (0.02, 0.4), "phase_shift": (0.1, 0.2)}
-    save_policy(tmp_path / "c.safetensors", PolicyFile(constant_policy(setting)))
-    policy = load_policy(tmp_path / "c.safetensors").policy
-    policy.reset(3)
-    views = np.random.default_rng(0).uniform(-1, 1, (20, 3, policy.layers[0][0].shape[1])).astype(np.float32)
-    expected = sum(pacing.one_mechanism(m, *pair) for m, pair in setting.items())
-    for view in views:
-        np.testing.assert_array_equal(policy.act(view), np.broadcast_to(expected, (3, *np.shape(expected))))
 
 
 def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,13 +37,14 @@ def demo(
     config = load_train_config("demo").model_copy(update={"seed": seed})
     config = config if timesteps is None else config.model_copy(update={"total_timesteps": timesteps})
     suite, policy = load_suite("demo"), _train(config, prepare_folder(out))
-    result, static = _compare(suite, policy)
+    static = search_static(suite, "best static setting").best()
+    result = evaluate([static, "paper", "adaptive", str(policy), "clairvoyant"], suite, "compare")
     nulls = _compare_nulls(policy, static)
     with output.progress("draw"):
         drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
         figures.save(drawn, out / "ranks-over-time.png")
     for one in (result, nulls):
-        _print(one, score_table.differences(one, [str(policy), static]))
+        score_table.show(one, [str(policy), static], f"{score_table.GAP_CLOSED} In brackets: 95 % interval.")
     output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 
@@ -60,14 +61,6 @@ def _train(config: TrainConfig, out: Path) -> Path:
     return path
 
 
-def _compare(suite: Suite, policy: Path) -> tuple[SuiteResult, str]:
-    with output.progress("best static setting", 1) as done:
-        static = search_static(suite, on_done=done).best()
-    names = [static, "paper", "adaptive", str(policy), "clairvoyant"]
-    with output.progress("compare", len(suite.cases) * (len(names) + 1)) as done:
-        return evaluate(names, suite, on_done=done), static
-
-
 def _compare_nulls(policy: Path, static: str) -> SuiteResult:
     """Where pacing has nothing to exploit: plain barrier jobs, one with the imbalance of a production trace."""
     cases = [Case(cluster="null-jitter", null_case=True), Case(cluster="straggler-se", null_case=True)]
@@ -77,13 +70,4 @@ def _compare_nulls(policy: Path, static: str) -> SuiteResult:
         cases=cases,
         seeds=32,
     )
-    names = [static, "paper", "adaptive", str(policy)]
-    with output.progress("compare where pacing cannot help", len(cases) * (len(names) + 1)) as done:
-        return evaluate(names, suite, on_done=done)
-
-
-def _print(result: SuiteResult, said: list[str]) -> None:
-    """Print the table of a suite with what is said of it."""
-    rows = score_table.cells(score_table.scores(result))
-    note = [f"{score_table.GAP_CLOSED} In brackets: 95 % interval.", *said, ""]
-    output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join(note))
+    return evaluate([static, "paper", "adaptive", str(policy)], suite, "compare where pacing cannot help")

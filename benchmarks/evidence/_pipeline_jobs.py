@@ -137,11 +137,7 @@ class PipelineJob:
                     backward, i = orders[s][at[s]]
                     start = np.maximum(free[s], there[backward][s][i])
                     free[s] = start + took[int(backward), i, :, :, s]
-                    op = (
-                        f"{names[backward]}-compute"
-                        if S > 1
-                        else ("compute" if M == 1 else f"{names[backward]}-compute")
-                    )
+                    op = "compute" if S == M == 1 else f"{names[backward]}-compute"
                     rows.append((op, s, -1, i, start, free[s]))
                     to = s - 1 if backward else s + 1
                     if 0 <= to < S:

@@ -6,26 +6,26 @@ import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks._common import Report, Table, figure, show
+from benchmarks._common import figure
 from paceenv.policies.names import spelled
 from paceenv.policies.policy_file import save_policy
-from paceenv.trainers.evaluation.evaluate import evaluate
+from paceenv.report.section import Section, print_sections
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import Problem
 from paceenv.trainers.evaluation.suites import Suite, load_suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
 from paceenv.ui import figures
 
-Array = NDArray[np.float64]
+Point = tuple[int, float, str]
+"""Of a training: decisions, CPU seconds and policy file."""
 CONFIG, MOST_S = "demo", 60.0
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "static" / "learning.png"
 SEEDS = {"PPO": 5, "SAC": 3, "distill": 3}
@@ -47,10 +47,10 @@ def config_of(algorithm: str, seed: int) -> TrainConfig:
     return TrainConfig.model_validate(data)
 
 
-def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str]]:
-    """Train for at most :data:`MOST_S`: decisions, CPU seconds and policy file, at :data:`POINTS` moments."""
+def train(folder: Path, algorithm: str, seed: int) -> list[Point]:
+    """Train for at most :data:`MOST_S`; what is there at :data:`POINTS` moments."""
     training_run.SEGMENT_ROLLOUTS = SEGMENT[algorithm]
-    run, made = training_run.Run(config_of(algorithm, seed)), list[tuple[int, float, str]]()
+    run, made = training_run.Run(config_of(algorithm, seed)), list[Point]()
     while run.goes_on() and run.cpu_s < MOST_S:
         run.advance()
         path = folder / f"{algorithm}-{seed}-{run.timesteps}.safetensors"
@@ -69,7 +69,7 @@ def best_constant(suite: Suite) -> str:
     return spelled(settings[int(gain_S.argmax())])
 
 
-def run() -> Report:
+def run() -> list[Section]:
     """Train with several learners and seeds, and compare each policy with the best constant on held-out seeds."""
     suite = load_suite(CONFIG)
     training_run.Run(config_of("PPO", 0)).advance()  # compiles
@@ -81,34 +81,34 @@ def run() -> Report:
                 zip(keys, pool.map(functools.partial(train, Path(folder)), *zip(*keys, strict=True)), strict=True)
             )
         result = evaluate([constant, *(file for curve in curves.values() for _, _, file in curve)], suite)
-    rows, data = list[tuple[str, ...]](), list[dict[str, Any]]()
+    rows = list[tuple[str, ...]]()
     for (algorithm, seed), curve in curves.items():
         decisions, cpu_s, file = curve[-1]
         gain, ahead = result.total(file), result.total(file, against=constant)
         cells = (f"{cpu_s:.0f}", figure(decisions), figure(decisions / cpu_s), f"{gain.gain:+z.2%}")
         low, high = ahead.gain_ci95
         rows.append((algorithm, str(seed), *cells, f"{ahead.gain:+z.2%} [{low:+z.2%}, {high:+z.2%}]"))
-        points = [{"decisions": n, "cpu_s": at_s, "gain": result.total(one).gain} for n, at_s, one in curve]
-        data.append({"algorithm": algorithm, "seed": seed, "curve": points})
-    draw(data, result.total(constant).gain)
+    draw(curves, result, constant)
     text = f"The task of `paceenv train {CONFIG}` on one thread; the best constant there is `{constant}`."
     columns = ("learner", "seed", "CPU s", "decisions", "a CPU s", "gain", "beyond the best constant")
-    return Report("Learning", text, (Table("trainings", columns, rows),))
+    return [Section("Learning", (text,), columns, rows)]
 
 
-def draw(trainings: Sequence[dict[str, Any]], constant_gain: float) -> None:
+def draw(curves: Mapping[tuple[str, int], Sequence[Point]], result: SuiteResult, constant: str) -> None:
     """Gain by CPU seconds, a line a seed and a colour a learner."""
     drawn, panel = figures.axes("The default task, held-out seeds", "CPU seconds", "throughput against no pacing, %")
     shades = dict(zip(SEEDS, ("#4c72b0", "#dd8452", "#8172b3"), strict=True))
-    for one in trainings:
-        at_s, gains = ([point[key] for point in one["curve"]] for key in ("cpu_s", "gain"))
-        label = one["algorithm"] if one["seed"] == 0 else None
-        panel.plot(at_s, 100.0 * np.array(gains), "o-", ms=3, linewidth=1, color=shades[one["algorithm"]], label=label)
-    panel.axhline(100.0 * constant_gain, color=figures.STATIC_COLOUR, linestyle="--", label="best constant")
+    for (algorithm, seed), curve in curves.items():
+        at_s, gains = [at_s for _, at_s, _ in curve], [100.0 * result.total(file).gain for _, _, file in curve]
+        label = algorithm if seed == 0 else None
+        panel.plot(at_s, gains, "o-", ms=3, linewidth=1, color=shades[algorithm], label=label)
+    panel.axhline(
+        100.0 * result.total(constant).gain, color=figures.STATIC_COLOUR, linestyle="--", label="best constant"
+    )
     panel.set(xlim=(0.0, None))
     panel.legend(loc="lower right")
     figures.save(drawn, PICTURE)
 
 
 if __name__ == "__main__":
-    show(run())
+    print_sections(run())

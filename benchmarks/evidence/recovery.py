@@ -161,17 +161,10 @@ class Recovered:
     identified.
     """
 
-    mechanism: str
     key: str
     z: float
     inside: tuple[bool, ...]
     is_identified: bool
-
-
-def random_cluster(mechanism: str, rng: Rng) -> Cluster:
-    """A cluster of a mechanism."""
-    name, drawn = MECHANISMS[mechanism]
-    return load_cluster(name).changed([f"{key}={draw(rng)}" for key, draw in (ALWAYS | drawn).items()])
 
 
 def with_bytes(trace: Trace, cluster: Cluster) -> Trace:
@@ -188,7 +181,6 @@ def with_bytes(trace: Trace, cluster: Cluster) -> Trace:
 class Case:
     """One calibration: its parameters, what it saw of what is there or not (by switch), and the mean step's error."""
 
-    mechanism: str
     parameters: tuple[Recovered, ...]
     there: tuple[str, ...]
     seen: tuple[str, ...]
@@ -198,20 +190,21 @@ class Case:
 def recover(mechanism: str, seed: int) -> Case:
     """Make a cluster, simulate and calibrate it."""
     rng = np.random.default_rng([seed, list(MECHANISMS).index(mechanism)])
-    cluster = random_cluster(mechanism, rng)
+    name, drawn = MECHANISMS[mechanism]
+    cluster = load_cluster(name).changed([f"{key}={draw(rng)}" for key, draw in (ALWAYS | drawn).items()])
     iterations = round(float(_between(*LENGTHS)(rng)))
     trace = with_bytes(recorded(cluster, int(rng.integers(1 << 31)), iterations), cluster)
     fit = fit_trace(trace, base=cluster.changed(list(UNKNOWN)), program=False)
     switches = [*dict.fromkeys(SWITCHES.values()), "tenants"]
     there, seen = ([s for s in switches if _is_on(one, s)] for one in (cluster, fit.cluster))
-    return Case(mechanism, tuple(compare(mechanism, fit, cluster)), tuple(there), tuple(seen), fit.mean_error)
+    return Case(tuple(compare(fit, cluster)), tuple(there), tuple(seen), fit.mean_error)
 
 
 def _is_on(cluster: Cluster, switch: str) -> bool:
     return bool(cluster.tenants) if switch == "tenants" else bool(truth(cluster, switch))
 
 
-def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
+def compare(fit: JobFit, cluster: Cluster) -> list[Recovered]:
     """The parameters of a fit beside those of the cluster that made its trace."""
     found = []
     for p in fit.parameters:
@@ -222,7 +215,7 @@ def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
             continue
         edges = [_interval(p, level) for level in LEVELS] if p.is_identified else []
         inside = tuple(low <= true <= high for low, high in edges)
-        found.append(Recovered(mechanism, p.key, _away(p, true), inside, p.is_identified))
+        found.append(Recovered(p.key, _away(p, true), inside, p.is_identified))
     return found
 
 

@@ -31,8 +31,8 @@ from torch import distributed, nn
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks._common import Report, Table, show
 from paceenv.core.intervals import Interval
+from paceenv.report.section import Section, print_sections
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TURNS, WARM, BATCHES, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 8, 64
@@ -274,7 +274,7 @@ def _fresh() -> dict[str, dict[str, float]]:
     }
 
 
-def run() -> Report:
+def run() -> list[Section]:
     """What the agent adds to an iteration, to a collective, to memory and to the start, measured from outside."""
     rows, cost_us = [], dict[str, float]()
     for job in JOBS:
@@ -285,24 +285,25 @@ def run() -> Report:
             rows.append((job, mode, f"{plain_us:.0f}", _text(cost), f"{own_us:.1f}", _text(process)))
     further_us = (cost_us[f"{COLLECTIVES} all-reduces"] - cost_us["1 all-reduce"]) / (COLLECTIVES - 1)
     columns = ("job", "mode", NONE, "added to the thread", "agent's own figure", "added to the process")
-    tables = (
-        Table("CPU microseconds per iteration, median [95 % interval]", columns, rows),
-        Table(
-            "start and memory, beside the same job without the agent",
-            ("mode", "start, s", "start, CPU s", "memory, MB", "peak, MB"),
-            [
-                (name, *(f"{v[k]:.2f}" for k in ("wall_s", "cpu_s")), *(f"{v[k]:.1f}" for k in ("held_mb", "peak_mb")))
-                for name, v in _fresh().items()
-            ],
-        ),
-    )
     text = (
         f"Jobs on {'NCCL' if DEVICE == 'cuda' else 'gloo'}. A collective that Python starts adds {further_us:.1f} us: "
         f"the difference between 1 and {COLLECTIVES} of them. Of two ranks the second is measured, which mode active "
         "delays; without the agent it sleeps as long. The process includes the agent's other threads."
     )
-    return Report("The live agent", text, tables)
+    started = [
+        (name, *(f"{v[k]:.2f}" for k in ("wall_s", "cpu_s")), *(f"{v[k]:.1f}" for k in ("held_mb", "peak_mb")))
+        for name, v in _fresh().items()
+    ]
+    return [
+        Section("The live agent: CPU microseconds per iteration, median [95 % interval]", (text,), columns, rows),
+        Section(
+            "The live agent: start and memory, beside the same job without it",
+            (),
+            ("mode", "start, s", "start, CPU s", "memory, MB", "peak, MB"),
+            started,
+        ),
+    ]
 
 
 if __name__ == "__main__":
-    show(run())
+    print_sections(run())

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks._common import Report, Table, figure, show
+from benchmarks._common import figure
+from paceenv.report.section import Section, print_sections
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
@@ -81,7 +82,7 @@ def in_a_process(code: str, path: Path) -> dict[str, float]:
     return found
 
 
-def run() -> Report:
+def run() -> list[Section]:
     """Rows of a long trace and events of a profile per CPU second, and the memory that takes."""
     with tempfile.TemporaryDirectory() as folder:
         trace, events = Path(folder) / "long.parquet", Path(folder) / "rank0.json"
@@ -97,16 +98,12 @@ def run() -> Report:
         "The diagnosis samples blocks of consecutive steps of a long trace, so memory does not grow with its length. "
         f"A profile of {figure(EVENTS)} events is JSON, and is only read."
     )
-    table = Table(
-        "per CPU second",
-        ("", "rate", "memory"),
-        [
-            (what, figure(count / (child["cpu_s"] - start_s)), f"{child['memory_gb']:.2g} GB")
-            for what, (count, child, start_s) in found.items()
-        ],
-    )
-    return Report("Diagnosis", text, (table,))
+    rates = [
+        (what, figure(count / (child["cpu_s"] - start_s)), f"{child['memory_gb']:.2g} GB")
+        for what, (count, child, start_s) in found.items()
+    ]
+    return [Section("Diagnosis: per CPU second", (text,), ("", "rate", "memory"), rates)]
 
 
 if __name__ == "__main__":
-    show(run())
+    print_sections(run())

@@ -1,7 +1,4 @@
-"""How long simulating takes: by ranks, by kind of step, by rows of a batch.
-
-A phase of a program is an instruction of a rank: it computes, hands a transfer over, or waits for one.
-"""
+"""How long simulating takes: by ranks, by kind of step, by rows of a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +10,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from benchmarks._common import NOISE, Report, Table, figure, measure, show
+from benchmarks._common import NOISE, figure, measure
 from paceenv.core import pacing
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.envs.registration import register_envs
+from paceenv.report.section import Section, print_sections
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.ui import config_files
@@ -36,7 +34,7 @@ PROGRAMS: dict[str, list[dict[str, Any]]] = {
         _DATA,
     ],
 }
-ROWS, INTERVAL_ITERATIONS = (1, 64, 256, 1024), 20
+ROWS, STEPS, INTERVAL_ITERATIONS = (64, 256, 1024), 64, 20
 PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw"}
 
 
@@ -78,62 +76,54 @@ def _rates(clusters: dict[str, Cluster], mechanism: str, threshold: float, windo
     return measure(calls, units, turns=7)
 
 
-def engine() -> Table:
+def engine() -> Section:
     """Rank-iterations of jobs with one collective a step."""
     clusters = {f"every noise, {ranks} ranks": job(ranks) for ranks in RANKS}
     clusters |= {f"`{name}`, {one.ranks} ranks": one for name in SHIPPED for one in [load_cluster(name)]}
     rates = _rates(clusters, "slack", 0.02, 0.1)
     rows = [(name, figure(rate)) for name, rate in rates.items()]
-    return Table("rank-iterations per CPU second", ("job", "rate"), rows)
+    return Section("Simulation: rank-iterations per CPU second", (), ("job", "rate"), rows)
 
 
-def programs() -> Table:
+def programs() -> Section:
     """Rank-phases of steps that are programs, with rule ``defer``."""
     rates = _rates({f"{kind}, {n}": program(n, kind) for kind in PROGRAMS for n in PROGRAM_RANKS}, "defer", 0.0, 0.02)
     rows = [(kind, *(figure(rates[f"{kind}, {n}"]) for n in PROGRAM_RANKS)) for kind in PROGRAMS]
-    return Table("rank-phases per CPU second", ("program of 8 layers", *(f"{n} ranks" for n in PROGRAM_RANKS)), rows)
+    text = "A phase is an instruction of a rank: it computes, hands a transfer over, or waits for one."
+    columns = ("program of 8 layers", *(f"{n} ranks" for n in PROGRAM_RANKS))
+    return Section("Simulation: rank-phases per CPU second", (text,), columns, rows)
 
 
-def _stepping(env: Any, actions: Any, steps: int) -> Callable[[], None]:
+def _stepping(env: Any, actions: Any) -> Callable[[], None]:
     env.reset()
 
     def run() -> None:
-        for _ in range(steps):
+        for _ in range(STEPS):
             if np.asarray(env.step(actions)[3]).all() and actions.ndim == 1:  # a scalar environment is over
                 env.reset()
 
     return run
 
 
-def decisions() -> Table:
+def decisions() -> Section:
     """Decisions per CPU second, a decision being one row's step of 20 iterations on 8 ranks."""
-    calls, units = dict[str, Callable[[], object]](), dict[str, int]()
+    calls = {"1": _stepping(gymnasium.make("paceenv/Pacing-v0", **PLAIN), np.zeros(2, np.float32))}
     for rows in ROWS:
-        calls[str(rows)] = (
-            _stepping(gymnasium.make("paceenv/Pacing-v0", **PLAIN), np.zeros(2, np.float32), 64)
-            if rows == 1
-            else _stepping(
-                PacingVectorEnv(rows, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN),
-                np.zeros((rows, 2), np.float32),
-                64,
-            )
-        )
-        units[str(rows)] = 64 * rows
-    found = measure(calls, units)
+        env = PacingVectorEnv(rows, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN)
+        calls[str(rows)] = _stepping(env, np.zeros((rows, 2), np.float32))
+    found = measure(calls, {rows: STEPS * int(rows) for rows in calls})
     updates = load_cluster("null-jitter").ranks * INTERVAL_ITERATIONS
-    rows_ = [(name, figure(rate), figure(rate * updates)) for name, rate in found.items()]
-    return Table("whole episodes", ("rows", "decisions per CPU s", "rank-iterations per CPU s"), rows_)
+    rates = [(name, figure(rate), figure(rate * updates)) for name, rate in found.items()]
+    text = "The environment is `paceenv/Pacing-v0` on `null-jitter`, 8 ranks, 20 iterations a control interval."
+    columns = ("rows", "decisions per CPU s", "rank-iterations per CPU s")
+    return Section("Simulation: whole episodes", (text,), columns, rates)
 
 
-def run() -> Report:
+def run() -> list[Section]:
     """Rates of the engine and of the environment."""
     register_envs()
-    text = (
-        "The environment is `paceenv/Pacing-v0` on `null-jitter`, 8 ranks, 20 iterations a control interval. A phase "
-        "is an instruction of a rank: it computes, hands a transfer over, or waits for one."
-    )
-    return Report("Simulation", text, (engine(), programs(), decisions()))
+    return [engine(), programs(), decisions()]
 
 
 if __name__ == "__main__":
-    show(run())
+    print_sections(run())

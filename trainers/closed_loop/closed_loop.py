@@ -156,8 +156,7 @@ class ClosedLoop:
             first_seed=SEARCH_SEED + self.seed,
             limits=plan.limits,
         )
-        with output.progress("best static setting", 1) as done:
-            return search_static(suite, on_done=done).best()
+        return search_static(suite, "best static setting").best()
 
     def _tailored(self, clusters: Sequence[Cluster]) -> str | None:
         """A policy trained on the drawn clusters for :data:`TAILOR_S`; None where no setting gains anything on them."""

@@ -14,7 +14,7 @@ Axes: P policies, E seeds, C clusters, K co-tenants.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import Case, Suite
+from paceenv.ui import output
 
 NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
@@ -149,21 +150,23 @@ class SuiteResult:
 
 
 def evaluate(
-    policies: Sequence[str],
-    suite: Suite,
-    on_done: Callable[[float], None] = lambda done: None,
-    tuned: Mapping[str, str] | None = None,
+    policies: Sequence[str], suite: Suite, title: str = "", tuned: Mapping[str, str] | None = None
 ) -> SuiteResult:
-    """Run every policy, and passive, on every case of a suite. Raises InputError for a policy that cannot be made."""
+    """Run every policy, and passive, on every case of a suite. Raises InputError for a policy that cannot be made.
+
+    Args:
+        title: of the progress that is shown; without one there is none.
+        tuned: the best static setting of every case.
+    """
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
-    result, done = SuiteResult(suite, names), 0
-    for case in suite.cases:
-        cluster = case.load()
-        for name in names:
-            meant = tuned[case.name] if tuned and name == TUNED else name
-            result.outcomes[name, case.name] = outcome(meant, cluster, suite)
-            done += 1
-            on_done(done)
+    result = SuiteResult(suite, names)
+    with output.progress(title, len(suite.cases) * len(names), shown=bool(title)) as done:
+        for case in suite.cases:
+            cluster = case.load()
+            for name in names:
+                meant = tuned[case.name] if tuned and name == TUNED else name
+                result.outcomes[name, case.name] = outcome(meant, cluster, suite)
+                done(len(result.outcomes))
     return result
 
 

@@ -62,20 +62,14 @@ def evaluate(
             select_policy(name, chosen.cases[0].load(), (*NAMES, "best-static"))
     for i, name in enumerate(names):
         if name == "best-static":
-            with output.progress("best static setting", 1) as done:
-                names[i] = search_static(chosen, on_done=done).best()
-    runs = len(chosen.cases) * (len(set(names)) + 1)
-    with output.progress(f"evaluate on {chosen.name}", runs) as done:
-        result = compare(names, chosen, on_done=done)
+            names[i] = search_static(chosen, "best static setting").best()
+    result = compare(names, chosen, f"evaluate on {chosen.name}")
     for line in result.outside():
         output.say(line)
-    differences = score_table.differences(result, names)
     if output.write_json(score_table.as_json(result), json_):
-        rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         gains = f"Gain: throughput against passive, ours and the tenants'. {score_table.GAP_CLOSED}"
-        note = f"{gains} {length}; {chosen.limits}"
-        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
+        score_table.show(result, names, f"{gains} {length}; {chosen.limits}")
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 

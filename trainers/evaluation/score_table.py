@@ -118,6 +118,12 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
     return lines
 
 
+def show(result: SuiteResult, compared: Sequence[str], note: str) -> None:
+    """Print the table, below it a note and the differences between the policies compared."""
+    text = "\n".join([note, *differences(result, compared)])
+    output.print_table(f"Suite {result.suite.name}", COLUMNS, cells(scores(result)), text)
+
+
 # The committed page
 
 POLICIES = ("paper", "adaptive", "learned", "clairvoyant")
@@ -155,15 +161,12 @@ def committed_page() -> str:
     suite = load_suite(ALL)
     text = PAGE.format(seeds=suite.seeds, iterations=suite.iterations, limits=suite.limits)
     suite = suite.only([SCORED]).model_copy(update={"name": SCORED})
-    with output.progress(f"{suite.name}: constant settings", 1) as done:
-        searched = search_static(suite, on_done=done)
+    searched = search_static(suite, f"{suite.name}: constant settings")
     static = searched.best()
-    with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
-        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=searched.best_of_each())
+    result = evaluate([static, *POLICIES], suite, f"{suite.name}: compare", searched.best_of_each())
     drawn = load_suite("random").only([SCORED])
     constants = [spelled({mechanism: pair}) for mechanism, pair in STATIC_DEFAULTS.items()]
-    with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
-        of_random = evaluate([*constants, *POLICIES], drawn, on_done=done)
+    of_random = evaluate([*constants, *POLICIES], drawn, "random: compare")
     return "\n".join([text, *_section(result, static), *_random_section(of_random)])
 
 

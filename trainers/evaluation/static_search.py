@@ -22,6 +22,7 @@ from paceenv.policies.rollout import useful_step_s
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import Case, Suite
+from paceenv.ui import output
 from paceenv.ui.config_files import Mechanism
 
 Array = NDArray[np.float64]
@@ -128,22 +129,23 @@ class StaticSearch:
         return {case.name: spelled(self.settings[s]) for case, s in zip(self.cases, best_C.tolist(), strict=True)}
 
 
-def search_static(suite: Suite, on_done: Callable[[float], None] = lambda done: None) -> StaticSearch:
+def search_static(suite: Suite, title: str = "") -> StaticSearch:
     """Try every mechanism of the suite alone on the default grid of sweeps, then the best of them together.
 
     It takes other seeds than the suite's own, so a setting's score there is not its own selection. Of large suites it
     takes fewer of them, as settings are compared on common random numbers.
+
+    Args:
+        title: of the progress that is shown; without one there is none.
     """
     loaded = [case.load() for case in suite.cases]
     count = max(suite.seeds // SEEDS_SHARE, -(-LEAST_EPISODES // len(loaded)))
     seeds = np.arange(count) + suite.first_seed + 10 * suite.seeds
-    problem = Problem(loaded, seeds, suite.iterations, threads=len(os.sched_getaffinity(0)), limits=suite.limits)
-    weights = np.array([case.weight for case in suite.cases])
-    settings = singles(suite.mechanisms)
-    gain_SCE = problem.score(settings, lambda share: on_done(0.5 * share))[0]
-    together = joint(settings, gain_SCE.mean(axis=2) @ weights, COMBINE)
-    if together:
-        more = problem.score(together, lambda share: on_done(0.5 + 0.5 * share))[0]
-        settings, gain_SCE = [*settings, *together], np.concatenate([gain_SCE, more])
-    on_done(1.0)
+    weights, settings = np.array([case.weight for case in suite.cases]), singles(suite.mechanisms)
+    with output.progress(title, 1, shown=bool(title)) as done:
+        problem = Problem(loaded, seeds, suite.iterations, threads=len(os.sched_getaffinity(0)), limits=suite.limits)
+        gain_SCE = problem.score(settings, lambda share: done(0.5 * share))[0]
+        if together := joint(settings, gain_SCE.mean(axis=2) @ weights, COMBINE):
+            more = problem.score(together, lambda share: done(0.5 + 0.5 * share))[0]
+            settings, gain_SCE = [*settings, *together], np.concatenate([gain_SCE, more])
     return StaticSearch(suite.cases, settings, gain_SCE)

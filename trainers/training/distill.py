@@ -182,8 +182,8 @@ class DistillLearner(Learner):
                 self._passive_s[k] = self._drive(passive(), self.clusters[k]).useful_step_E
         rewards_K, loss_K = np.zeros((2, K))
 
-        def check(margin: float, which_K: NDArray[np.bool_]) -> None:
-            policy = self.policy(margin)
+        def check(which_K: NDArray[np.bool_]) -> None:
+            policy = self.policy()
             for k in np.flatnonzero(which_K).tolist():
                 done = self._drive(policy, self.clusters[k])
                 step_s_E = done.useful_step_E
@@ -193,13 +193,14 @@ class DistillLearner(Learner):
         nulls_K = checked_K & self.is_null_K
         for place, margin in enumerate(sorted(self.section.margins)):
             self.margin = margin
-            check(self.margin, nulls_K if place else checked_K)
+            check(nulls_K if place else checked_K)
             if place == 0:  # whatever the margin will be: it should not have to be large
                 factor_K = np.where(loss_K > TRAINING_LIMIT, PRESSURE, 1.0 / PRESSURE)
                 self.pressure_K = np.clip(self.pressure_K * np.where(checked_K, factor_K, 1.0), 1.0, MAX_PRESSURE)
             if not (nulls_K & (loss_K > TRAINING_LIMIT)).any():
                 break
-        check(self.margin, checked_K & ~nulls_K if self.margin > min(self.section.margins) else np.zeros(K, np.bool_))
+        if place:
+            check(checked_K & ~nulls_K)
         curve_row = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
         curve_row["pressure"] = float(self.pressure_K.max())
         if nulls_K.any():
@@ -214,9 +215,9 @@ class DistillLearner(Learner):
         interval = environment.interval_iterations
         return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval)
 
-    def policy(self, margin: float | None = None) -> Distilled:
+    def policy(self) -> Distilled:
         assert self.student is not None, "a run trains at least one round"
-        return self.with_layers(self.student.layers(), {"margin": self.margin if margin is None else margin})
+        return self.with_layers(self.student.layers(), {"margin": self.margin})
 
     def with_layers(self, layers: Layers, options: Mapping[str, Any]) -> Distilled:
         memory, change = self._memory
@@ -241,22 +242,12 @@ class DistillLearner(Learner):
         return ranges_of(self.answers[0].inputs_NI[:, : signals.SIGNALS])
 
     def state(self) -> Saved:
-        plain = {
-            "round": self.round,
-            "candidates": [{m: list(pair) for m, pair in one.items()} for one in self.candidates],
-            "scale": self.scale_K.tolist(),
-            "pressure": self.pressure_K.tolist(),
-            "margin": self.margin,
-        }
-        if self.student is None:
-            return Saved({}, plain)
-        answers = self.answers[0]
-        arrays: dict[str, NDArray[Any]] = {
-            "inputs": answers.inputs_NI,
-            "gain": answers.gain_NX,
-            "cluster": answers.cluster_N,
-        }
-        return Saved({**arrays, **self.student.state()}, plain)
+        assert self.student is not None, "a run trains at least one round"
+        plain = {"round": self.round, "candidates": self.candidates, "margin": self.margin}
+        plain |= {"scale": self.scale_K.tolist(), "pressure": self.pressure_K.tolist()}
+        said, arrays = self.answers[0], dict[str, NDArray[Any]](self.student.state())
+        arrays |= {"inputs": said.inputs_NI, "gain": said.gain_NX, "cluster": said.cluster_N}
+        return Saved(arrays, plain)
 
     def restore(self, saved: Saved) -> None:
         self.round, self.margin = int(saved.plain["round"]), float(saved.plain["margin"])
@@ -264,11 +255,9 @@ class DistillLearner(Learner):
         self.scale_K, self.pressure_K = np.array(saved.plain["scale"]), np.array(saved.plain["pressure"])
         for number in range(self.round):
             self._draw_clusters(number)
-        if self.round:
-            arrays = saved.arrays
-            self.answers = [Answers(arrays["inputs"], arrays["gain"], arrays["cluster"])]
-            self.student = self._new_student(len(self.candidates))
-            self.student.restore(arrays)
+        self.answers = [Answers(*(saved.arrays[name] for name in ("inputs", "gain", "cluster")))]
+        self.student = self._new_student(len(self.candidates))
+        self.student.restore(saved.arrays)
 
 
 class Student:
@@ -355,11 +344,10 @@ class Student:
     def state(self) -> dict[str, NDArray[np.float32]]:
         """Weights and standardisation by name."""
         weights = {f"network.{name}": value.numpy() for name, value in self.network.state_dict().items()}
-        return weights if self._is_new else {**weights, "mean": self.mean_I, "spread": self.spread_I}
+        return {**weights, "mean": self.mean_I, "spread": self.spread_I}
 
     def restore(self, arrays: dict[str, NDArray[np.float32]]) -> None:
         """Go on from :meth:`state`."""
         names = self.network.state_dict()
         self.network.load_state_dict({name: torch.from_numpy(arrays[f"network.{name}"].copy()) for name in names})
-        if "mean" in arrays:
-            self.mean_I, self.spread_I, self._is_new = arrays["mean"].copy(), arrays["spread"].copy(), False
+        self.mean_I, self.spread_I, self._is_new = arrays["mean"].copy(), arrays["spread"].copy(), False

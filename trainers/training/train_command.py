@@ -14,9 +14,8 @@ from paceenv.core.intervals import Interval
 from paceenv.core.plain import plain
 from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.trainers.evaluation.suites import beside
-from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
-from paceenv.ui import config_files, output
+from paceenv.trainers.training.train_config import load_train_config
+from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import prepare_folder
 from paceenv.whatif.baseline import is_config
@@ -68,13 +67,8 @@ def train(
         _refuse_used(out)
         _train_for_job(job, out, seconds, seed or 0, json_)
         return
-    path = config_files.find("train", config or "")
-    data = config_files.read_yaml(path)
-    if algorithm is not None:
-        data = with_algorithm(data, algorithm)
-    for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
-        config_files.set_value(data, assignment)
-    resolved = config_files.parse(TrainConfig, beside(data, path), str(path))
+    changes = [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]
+    resolved = load_train_config(config or "", changes, algorithm)
     if not resume:
         _refuse_used(out)
     # torch, which a refused config need not wait for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -161,20 +161,15 @@ class TrainConfig(Config):
         return data if data.get(own) is not None else {**data, own: {}}
 
     @model_validator(mode="after")
-    def _room_for_random_clusters(self) -> TrainConfig:
-        if (distill := self.distill) is not None and distill.random_clusters:
-            decisions = distill.rounds * distill.random_clusters * distill.episode_intervals
-            if decisions >= self.total_timesteps:
-                raise ValueError(
-                    f"random_clusters = {distill.random_clusters}: {decisions} decisions in all; "
-                    f"allowed: fewer than total_timesteps, {self.total_timesteps}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _one_weight(self) -> TrainConfig:
-        if self.algorithm != DISTILL and self.environment.preference_range is not None:
+    def _fits(self) -> TrainConfig:
+        if self.distill is None and self.environment.preference_range is not None:
             raise ValueError(f"cv_weight with algorithm {self.algorithm}; allowed: one number")
+        if self.distill is not None and self.distill.random_clusters:
+            drawn = self.distill.random_clusters
+            decisions = self.distill.rounds * drawn * self.distill.episode_intervals
+            if decisions >= self.total_timesteps:
+                allowed = f"fewer than total_timesteps, {self.total_timesteps}"
+                raise ValueError(f"random_clusters = {drawn}: {decisions} decisions in all; allowed: {allowed}")
         return self
 
 
@@ -185,7 +180,18 @@ def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return {**{key: value for key, value in data.items() if key not in ("sb3", DISTILL)}, "algorithm": algorithm}
 
 
-def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
-    """A training config by file or by name in ``configs/train``; files it names may lie beside it."""
+def load_train_config(
+    name: str | os.PathLike[str], changes: Sequence[str] = (), algorithm: str | None = None
+) -> TrainConfig:
+    """A training config by file or by name in ``configs/train``; files it names may lie beside it.
+
+    Args:
+        changes: ``key=value`` each, of values that differ.
+        algorithm: learns instead of the config's own.
+    """
     path = config_files.find("train", name)
-    return config_files.parse(TrainConfig, beside(config_files.read_yaml(path), path), str(path))
+    data = config_files.read_yaml(path)
+    data = data if algorithm is None else with_algorithm(data, algorithm)
+    for assignment in changes:
+        config_files.set_value(data, assignment)
+    return config_files.parse(TrainConfig, beside(data, path), str(path))

@@ -46,8 +46,9 @@ class NativeVecEnv(VecEnv):
         if other:
             raise out_of_range("autoreset_mode", other[0].value, f"{AutoresetMode.SAME_STEP.value}", "NativeVecEnv")
         self.envs, self.render_mode = list(envs), None
+        self._env_of = [env for env in envs for _ in range(env.num_envs)]
         self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
-        rows, first = sum(env.num_envs for env in envs), envs[0]
+        rows, first = len(self._env_of), envs[0]
         self._memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
         if self._memory.entries:
             most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
@@ -114,24 +115,20 @@ class NativeVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute of the batch of each row."""
-        return [getattr(self._batch_of(n), attr_name) for n in self._get_indices(indices)]
+        return [getattr(self._env_of[n], attr_name) for n in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of the batches of these rows, which all rows of a batch share."""
-        for env in {id(env): env for env in map(self._batch_of, self._get_indices(indices))}.values():
-            setattr(env, attr_name, value)
+        for n in self._get_indices(indices):
+            setattr(self._env_of[n], attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method once for each batch that has one of these rows; every row gets its batch's answer."""
-        rows = [self._batch_of(n) for n in self._get_indices(indices)]
-        answers = {
-            id(env): getattr(env, method_name)(*method_args, **method_kwargs)
-            for env in {id(e): e for e in rows}.values()
-        }
+        rows, answers = [self._env_of[n] for n in self._get_indices(indices)], dict[int, Any]()
+        for env in rows:
+            if id(env) not in answers:
+                answers[id(env)] = getattr(env, method_name)(*method_args, **method_kwargs)
         return [answers[id(env)] for env in rows]
-
-    def _batch_of(self, row: int) -> PacingVectorEnv:
-        return self.envs[int(np.searchsorted(self._ends, row, side="right"))]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
