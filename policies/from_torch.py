@@ -30,7 +30,7 @@ def save_network(
     path: str | os.PathLike[str],
     network: Any,
     *,
-    mechanisms: Sequence[str],
+    mechanisms: str | Sequence[str],
     interval_iterations: int = INTERVAL_ITERATIONS,
     memory_intervals: int | Sequence[int] = 0,
     change_intervals: int = 0,
@@ -60,7 +60,7 @@ def save_network(
     acting = actor(network)
     saved = Learned(
         acting.layers,
-        mechanisms,
+        [mechanisms] if isinstance(mechanisms, str) else mechanisms,
         _WHERE,
         calibrated_range=calibrated_range,
         interval_iterations=interval_iterations,

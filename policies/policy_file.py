@@ -118,8 +118,9 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "; paceenv.policies.save_network makes one of an agent" if target.suffix == ".zip" else ""
-        raise InputError(f"{target}: not a readable .safetensors file: {error}{hint}") from None
+        if target.suffix == ".zip":
+            raise InputError(f"{target}: no policy file; paceenv.policies.save_network makes one of an agent") from None
+        raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
     header = _header(target, metadata)
     try:
         policy = _policy(target.stem, _layers(tensors), header)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,14 +14,16 @@ from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine import compiled
 
 
-def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path) -> None:
     def advance() -> None:
         """A function that was not compiled in this process."""
 
     advance.overloads = {}  # type: ignore[attr-defined]
-    monkeypatch.setattr(compiled, "cache_directory", lambda: tmp_path)
+    advance.stats = SimpleNamespace(cache_path=str(tmp_path / "engine"))  # type: ignore[attr-defined]
     assert not compiled.is_ready(advance)
-    (tmp_path / "engine").mkdir()
+    for folder in ("engine", "engine-of-another-checkout"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "engine-of-another-checkout" / "kernel.advance-223.py311.nbi").touch()
     (tmp_path / "engine" / "kernel.advance_programs-245.py311.nbi").touch()
     assert not compiled.is_ready(advance)
     (tmp_path / "engine" / "kernel.advance-223.py311.nbi").touch()

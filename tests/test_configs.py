@@ -9,6 +9,7 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.ui import config_files
 
 GOOD = """
@@ -100,6 +101,15 @@ def test_values_out_of_range_and_unknown_keys(tmp_path: Path, assignment: str, e
     message = problem(written(tmp_path, GOOD), assignment)
     assert message.startswith(f"--set {assignment}: ")
     assert expected in message
+
+
+def test_unknown_keys_are_told_before_what_they_leave_missing() -> None:
+    data = {"name": "x", "environment": {"clusters": [{"cluster": "two-jobs"}], "mechanism": []}, "learning_rate": 1}
+    with pytest.raises(InputError) as caught:
+        config_files.parse(TrainConfig, data, "mine.yaml")
+    missing = "environment.mechanisms is missing"
+    said = [part.partition(" = ")[0] for part in str(caught.value).split("; also: ")]
+    assert said == ["mine.yaml: unknown key environment.mechanism", "unknown key learning_rate", missing]
 
 
 def test_the_file_is_named_where_the_mistake_is_in_it(tmp_path: Path) -> None:

@@ -146,9 +146,15 @@ def test_seeds_that_are_none_are_refused() -> None:
         PacingVectorEnv(3).reset(seed=[1, 2])
 
 
-def test_step_before_reset_is_refused() -> None:
+def test_step_before_reset_and_after_the_end_is_refused() -> None:
+    env = PacingEnv(episode_intervals=1)
     with pytest.raises(gymnasium.error.ResetNeeded):
-        PacingEnv().step(OFF)
+        env.step(OFF)
+    for _ in range(2):
+        env.reset()
+        assert env.step(OFF)[3]
+        with pytest.raises(gymnasium.error.ResetNeeded, match="the episode has ended"):
+            env.step(OFF)
 
 
 def test_actions_outside_the_box_act_as_clipped() -> None:

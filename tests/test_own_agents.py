@@ -66,6 +66,11 @@ def views(rows: int = 40) -> Any:
     return np.random.default_rng(3).uniform(-1, 1, (rows, signals.SIGNALS)).astype(np.float32)
 
 
+def test_one_mechanism_may_be_a_string_as_in_the_environment(tmp_path: Path) -> None:
+    paceenv.policies.save_network(tmp_path / "a.safetensors", linear(10, 2), mechanisms="phase_shift")
+    assert load_policy(tmp_path / "a.safetensors").policy.mechanisms == ("phase_shift",)
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_and_its_policy_file_act_alike(name: str, tmp_path: Path) -> None:
     made, path = agent(name), tmp_path / "mine.safetensors"

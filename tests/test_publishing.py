@@ -70,9 +70,15 @@ def test_silent_work_is_reported_on_plain_lines(
     monkeypatch.setattr(output, "FIRST_S", 0.01)
     said = ""
     with output.progress("work", 4.0) as done:
+        done(0.0)
         done(1.0)
         deadline_s = time.monotonic() + 60.0
         while not said and time.monotonic() < deadline_s:
             time.sleep(0.01)
             said += capsys.readouterr().err
     assert re.fullmatch(r"work: 25 %, \d+ s so far, about \d+ s left\n", said), "the next line comes ten seconds later"
+
+
+def test_the_time_left_does_not_count_what_came_before_the_first_report() -> None:
+    marks = [(100.0, 1.0), (110.0, 2.0)]
+    assert output.progress_line("work", marks, 4.0, 0.0, 110.0) == "work: 50 %, 1 min 50 s so far, about 20 s left"

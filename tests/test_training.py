@@ -170,6 +170,11 @@ def test_a_training_seeds_its_episodes_from_its_own_domain_however_long_it_is() 
     assert (seeds >= np.uint64(TRAINING_SEEDS)).all()
 
 
+def test_a_training_says_that_its_clusters_are_for_training_and_which_are_nulls() -> None:
+    clusters = load_train_config("demo").model_dump(mode="json")["environment"]["clusters"]
+    assert [(one["split"], one["null_case"]) for one in clusters] == [("train", False)] * 2 + [("train", True)] * 2
+
+
 def test_ends_of_episodes_are_valued_as_stable_baselines3_values_them() -> None:
     """It asks its critic row by row, we for all rows at once, which may differ in the last bits."""
     data = load_train_config("demo").model_dump(mode="json", exclude_none=True)

@@ -44,7 +44,7 @@ def demo(
         drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
         figures.save(drawn, out / "ranks-over-time.png")
     for one in (result, nulls):
-        score_table.show(one, [str(policy), static], f"{score_table.GAP_CLOSED} In brackets: 95 % interval.")
+        score_table.show(one, [str(policy), static], "Gain: throughput against passive.")
     output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 

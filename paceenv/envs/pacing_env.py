@@ -82,8 +82,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0. The copy does not see
     the action, so no action becomes better or worse than another.
 
-    With ``cv_weight=0`` a paired reward of 0.05 is a gain of 5 % of the ideal step's throughput; the job's own relative
-    gain is ``info["gain"]``, which is larger by the factor ``passive_step_mean_s / reference_step_s``. Otherwise
+    With ``cv_weight=0`` a paired reward is what throughput gained, in units of the ideal step's throughput; times
+    ``passive_step_mean_s / reference_step_s`` it is ``info["gain"]``, the gain over the unpaced copy. Otherwise
     ``cv_weight`` times what the standard deviation falls by, as a share of the ideal step, is part of the reward, so
     that a reward of 0.05 may be steadier steps at the same throughput, and a positive reward may come with a loss of
     throughput: a policy that is to gain throughput first takes ``cv_weight=0`` or a small one.
@@ -96,8 +96,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | `cluster` | number of the present episode's cluster in `env.unwrapped.cluster_names` | integer | reset and step |
     | `step_mean_s` | mean step time of the interval | s | step |
     | `step_cv` | standard deviation of the step time / mean step | ratio | step |
-    | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
-    | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
+    | `throughput_ratio` | ideal step / mean step, less what failures undid; it may exceed 1 | ratio | step |
+    | `reference_step_s` | ideal step: without noise and other jobs; the job's own groups share its links | s | step |
     | `passive_step_mean_s` | mean step time of the unpaced copy | s | step, paired |
     | `passive_reward` | raw reward of the unpaced copy; with the paired one the raw reward | ratio | step, paired |
     | `gain` | mean step of the copy / mean step, less 1 | ratio | step, paired |
@@ -185,7 +185,10 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
         Raises:
             InputError: for an action of another shape, or with not-a-number.
+            ResetNeeded: before a first reset, and after the end of an episode.
         """
+        if self._batch.elapsed_E[0] >= self._batch.rules.episode_intervals:
+            raise gymnasium.error.ResetNeeded("the episode has ended: call reset() before step()")
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
         info = {"cluster": int(self._batch.cluster_E[0])} | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,6 +28,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Mechanism = Literal["slack", "phase_shift", "stagger", "defer", "mean_slack"]
 AnyMechanism = Literal[Mechanism, "paper"]
 """The paper's rule included."""
+SHOWN_ISSUES = 3
+"""Most things wrong in a file that an error tells."""
 
 
 class Config(BaseModel):
@@ -67,26 +70,38 @@ def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
 
 
 def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
-    issues = error.errors()
-    # of a value that fits none of several types, the attempt that got furthest says most
-    issue = max(issues, key=lambda i: (i["type"] not in {"model_type", "float_type", "dict_type"}, len(i["loc"])))
+    """Some things wrong, unknown keys first: they are often why another is missing."""
+    issues: dict[tuple[Any, ...], Any] = {}
+    for issue in error.errors():
+        place = tuple(itertools.takewhile(lambda part: not _is_type_tag(part), issue["loc"]))
+        # of a value that fits none of several types, the attempt that got furthest says most
+        issues[place] = max(issues.get(place, issue), issue, key=_says)
+    found = sorted(issues.values(), key=lambda issue: issue["type"] != "extra_forbidden")
+    more = f" (and {len(found) - SHOWN_ISSUES} more)" if len(found) > SHOWN_ISSUES else ""
+    return f"{where}: {'; also: '.join(_issue(model, issue) for issue in found[:SHOWN_ISSUES])}{more}"
+
+
+def _says(issue: Any) -> tuple[bool, int]:
+    return issue["type"] not in {"model_type", "float_type", "dict_type"}, len(issue["loc"])
+
+
+def _issue(model: type[BaseModel], issue: Any) -> str:
     place = ".".join(str(part) for part in issue["loc"] if not _is_type_tag(part))
-    more = f" (and {len(issues) - 1} more)" if len(issues) > 1 and len({i["loc"][:2] for i in issues}) > 1 else ""
     if issue["type"] == "extra_forbidden":
         known = _keys(model, issue["loc"][:-1])
         close = difflib.get_close_matches(str(issue["loc"][-1]), known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-        return f"{where}: unknown key {place} = {short_repr(issue['input'])}; {hint}{more}"
+        return f"unknown key {place} = {short_repr(issue['input'])}; {hint}"
     if issue["type"] == "missing":
-        return f"{where}: {place} is missing{more}"
-    message = issue["msg"].removeprefix("Value error, ")
+        return f"{place} is missing"
+    message = str(issue["msg"]).removeprefix("Value error, ")
     if "allowed: " in message:  # which says itself what of
-        return f"{where}: {message}{more}"
+        return message
     if (
         issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
     ):  # about several keys
-        return f"{where}: allowed: {f'{place}: ' if place else ''}{message}{more}"
-    return f"{where}: {place} = {short_repr(issue['input'])}; allowed: {message[:1].lower()}{message[1:]}{more}"
+        return f"allowed: {f'{place}: ' if place else ''}{message}"
+    return f"{place} = {short_repr(issue['input'])}; allowed: {message[:1].lower()}{message[1:]}"
 
 
 def _is_type_tag(part: Any) -> bool:

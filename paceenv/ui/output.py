@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -132,31 +131,43 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
 @contextmanager
 def _lines(description: str, total: float | None) -> Iterator[Callable[[float], None]]:
     """Write lines while the work goes on, on a thread of their own: silent work is reported, too."""
-    began_s, ended, reached = time.monotonic(), threading.Event(), deque([0.0], 1)
+    began_s, ended, marks = time.monotonic(), threading.Event(), list[tuple[float, float]]()
+
+    def mark(done: float) -> None:
+        marks[1:] = [(time.monotonic(), done)]  # the first and the last
 
     def write() -> None:
         wait_s = FIRST_S
         while not ended.wait(wait_s):
             with suppress(OSError, ValueError):  # the stream is gone
-                line = progress_line(description, reached[-1], total, time.monotonic() - began_s)
+                line = progress_line(description, marks or [(began_s, 0.0)], total, began_s, time.monotonic())
                 print(line, file=sys.stderr, flush=True)
             wait_s = NEXT_S
 
     thread = threading.Thread(target=write, name="paceenv-progress", daemon=True)
     thread.start()
     try:
-        yield reached.append
+        yield mark
     finally:
         ended.set()
         thread.join()
 
 
-def progress_line(description: str, reached: float, total: float | None, took_s: float) -> str:
-    """``train: 40 %, 20 s so far, about 30 s left``."""
-    share = reached / total if total else 0.0
-    minutes, rest = divmod(round(took_s), 60)
+def progress_line(
+    description: str, marks: Sequence[tuple[float, float]], total: float | None, began_s: float, now_s: float
+) -> str:
+    """``train: 40 %, 20 s so far, about 30 s left``, by the pace since the first mark: what came before was no work.
+
+    Args:
+        marks: when how much was done, the first and the last report.
+    """
+    (first_s, first), (_, last) = marks[0], marks[-1]
+    minutes, rest = divmod(round(now_s - began_s), 60)
     so_far = f"{minutes} min {rest} s so far" if minutes else f"{rest} s so far"
-    if not 0.0 < share <= 1.0:
+    if not total or last <= 0.0:
         return f"{description}: {so_far}"
-    left = f", about {duration(max(round(took_s / share - took_s), 1))} left" if share < 1.0 else ""
-    return f"{description}: {100.0 * share:.0f} %, {so_far}{left}"
+    left = ""
+    if first < last < total:
+        left_s = (total - last) / (last - first) * (now_s - first_s)
+        left = f", about {duration(max(round(left_s), 1))} left"
+    return f"{description}: {min(100.0 * last / total, 100.0):.0f} %, {so_far}{left}"

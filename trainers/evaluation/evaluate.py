@@ -52,7 +52,7 @@ class Outcome:
     tenant_rate_EK: NDArray[np.float64]
     """Iterations a second of each co-tenant, ``(E, K)``; not-a-number where it is absent."""
     ideal_step_s_E: NDArray[np.float64]
-    """The step if every rank were equal and every link free."""
+    """The step without noise and other jobs; the job's own groups share its links."""
     outside: Outside | None = None
     """Whether the policy was passive because it was outside its calibrated range."""
 
@@ -111,7 +111,7 @@ class SuiteResult:
         return max(float(self.gain_E(policy, case).mean()) for policy in self.policies)
 
     def bound(self, case: Case) -> float:
-        """The gain over passive if every rank were equal and every link free, which no policy can exceed."""
+        """The gain over passive if every step were the ideal one."""
         passive = self.outcomes["passive", case.name]
         return float((passive.step_s_E / passive.ideal_step_s_E - 1.0).mean())
 

@@ -68,10 +68,12 @@ def evaluate(
         output.say(line)
     if output.write_json(score_table.as_json(result), json_):
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
-        gains = f"Gain: throughput against passive, ours and the tenants'. {score_table.GAP_CLOSED}"
-        score_table.show(result, names, f"{gains} {length}; {chosen.limits}")
+        score_table.show(
+            result, names, f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
+        )
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 
-        with output.progress("draw"):
-            config_files.write_text(watch, side_by_side_page(result))
+        with output.progress("draw", len(chosen.cases)) as done:
+            config_files.write_text(watch, side_by_side_page(result, done))
+        output.say(f"wrote {watch}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +67,9 @@ def ranks_over_time(
     return figure
 
 
-def side_by_side_page(result: SuiteResult) -> str:
+def side_by_side_page(result: SuiteResult, on_drawn: Callable[[float], None] = lambda clusters: None) -> str:
     """A page of one file: for every cluster the ranks under each policy, on the noise of the suite's first seed."""
-    suite, sections = result.suite, []
+    suite, sections = result.suite, list[Section]()
     for case in suite.cases:
         drawn = ranks_over_time(
             case.load(), result.policies, seed=suite.first_seed, iterations=suite.iterations, limits=suite.limits
@@ -78,7 +78,11 @@ def side_by_side_page(result: SuiteResult) -> str:
         caption = f"Throughput against no pacing, mean of {suite.seeds} seeds: {', '.join(gains)}."
         title = f"{case.name}{' (null: pacing cannot help)' if case.null_case else ''}"
         sections.append(Section(title, [caption], svg=figures.svg(drawn, f"{case.name}: ranks over time")))
-    note = f"{SHOWN_STEPS} steps of {suite.iterations}, close to every policy's mean. All policies meet the same noise."
+        on_drawn(len(sections))
+    note = (
+        f"{SHOWN_STEPS} steps of {suite.iterations}, close to every policy's mean. All policies meet the same noise: "
+        "that of the first seed, on which a policy may gain much more or less than on average."
+    )
     return page(f"Policies side by side on {suite.name}", note, sections)
 
 

@@ -25,7 +25,7 @@ COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "CV",
     "delay / ideal",
 )
-GAP_CLOSED = "Gap closed, known where clairvoyant is compared, is a gain as a share of the best one in the table."
+GAP_CLOSED = "Gap closed is a gain as a share of the best one in the table. In brackets: 95 % interval."
 
 
 def scores(result: SuiteResult) -> list[Score]:
@@ -119,9 +119,12 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
 
 
 def show(result: SuiteResult, compared: Sequence[str], note: str) -> None:
-    """Print the table, below it a note and the differences between the policies compared."""
-    text = "\n".join([note, *differences(result, compared)])
-    output.print_table(f"Suite {result.suite.name}", COLUMNS, cells(scores(result)), text)
+    """Print the table without columns that are empty, below it a note and the differences between those compared."""
+    rows = cells(scores(result))
+    kept = [c for c in range(len(COLUMNS)) if any(row[c] for row in rows)]
+    notes = [note, *([GAP_CLOSED] if COLUMNS.index("gap closed") in kept else []), *differences(result, compared)]
+    shown = [[row[c].replace(",", ",\n") for c in kept] for row in rows]  # where a long name may break
+    output.print_table(f"Suite {result.suite.name}", [COLUMNS[c] for c in kept], shown, "\n".join(notes))
 
 
 # The committed page
@@ -141,9 +144,9 @@ A CV is never a result by itself.
 themselves, on other seeds: the bar to beat. `static-tuned` is the best of the same grid for each cluster by itself.
 `clairvoyant` looks ahead on the true noise and cannot be deployed. Gap closed is a gain as a share of the best known
 one, which is the best gain of any policy or setting in the table on that cluster: `clairvoyant` is exceeded now and
-then. Its interval is over seeds and, for a split, over clusters. No policy can exceed the bound, the gain if all ranks
-were equal and every link free. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or
-cost, too.
+then. Its interval is over seeds and, for a split, over clusters. The bound is the gain if every step were as without
+noise and other jobs; only groups of one job that make room for each other can exceed it. Tenants' throughput is that of
+the other jobs on the uplink, which pacing may help or cost, too.
 
 `learned` is the released policy: trained on the clusters of split train and selected on those of split validation.
 Those of split held-out and of the last section are drawn by a seed that is the beginning of the policy file's SHA-256

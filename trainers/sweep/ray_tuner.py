@@ -72,10 +72,11 @@ def connected(address: str | None) -> Iterator[None]:
         _knock(str(address))
     with _temporary_folder() as logs:
         try:
-            if address is None:
-                ray.init(address="local", include_dashboard=False, _temp_dir=logs, **own, **quiet)
-            else:
-                ray.init(address=address, **code, **quiet)
+            with output.progress("start Ray" if address is None else "reach Ray"):
+                if address is None:
+                    ray.init(address="local", include_dashboard=False, _temp_dir=logs, **own, **quiet)
+                else:
+                    ray.init(address=address, **code, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             said = str(error).partition("\n")[0]
             if address is None:
@@ -84,7 +85,8 @@ def connected(address: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            ray.shutdown()
+            with output.progress("leave Ray"):
+                ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -254,7 +256,8 @@ class Progress(tune.Callback):  # type: ignore[misc]
         self._name, self._open = name, contextlib.ExitStack()
 
     def setup(self, *, total_num_samples: int | None = None, **info: Any) -> None:
-        self._done = self._open.enter_context(output.progress(self._name, total_num_samples))
+        title = f"{self._name}, {total_num_samples} trials"
+        self._done = self._open.enter_context(output.progress(title, total_num_samples))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         self._done(sum(trial.is_finished() for trial in trials))

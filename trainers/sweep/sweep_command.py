@@ -55,11 +55,12 @@ def sweep(
 
 
 def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:
-    from paceenv.trainers.sweep import ray_tuner
-    from paceenv.trainers.sweep.trainables import make_task
-    from paceenv.trainers.sweep.winner import POLICY, finish
+    with output.progress("prepare, and simulate without pacing"):
+        from paceenv.trainers.sweep import ray_tuner
+        from paceenv.trainers.sweep.trainables import make_task
+        from paceenv.trainers.sweep.winner import POLICY, finish
 
-    task = make_task(config)
+        task = make_task(config)
     with locked(out, "sweep"):
         _begin(out, config.model_dump(mode="json", exclude={"description"}))
         try:

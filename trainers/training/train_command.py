@@ -82,7 +82,8 @@ def train(
         output.say(f"interrupted; {kept if is_kept else 'no checkpoint was written yet'}")
         raise
     if output.write_json(summary, json_):
-        output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
+        output.print_table(f"trained {resolved.name}", ("what", "value"), [(k, str(v)) for k, v in summary.items()])
+        output.say(f"next: paceenv evaluate {summary['policy']} best-static --suite SUITE")
 
 
 def _refuse_used(out: Path) -> None:

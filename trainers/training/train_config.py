@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.networks import MAX_INTERVALS, time_scales
@@ -20,10 +20,16 @@ DISTILL = "distill"
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def _for_training(cases: list[Case]) -> list[Case]:
+    return [case.model_copy(update={"split": "train"}) for case in cases]
+
+
 class Environment(Config):
     """Clusters, mechanisms and reward of a training; see ``paceenv.envs.pacing_env.PacingEnv``."""
 
-    clusters: list[Case] = Field([], description="clusters that episodes draw from; empty: those of the suites")
+    clusters: Annotated[list[Case], AfterValidator(_for_training)] = Field(
+        [], description="clusters that episodes draw from; empty: those of the suites"
+    )
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
     mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
     interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")

@@ -229,7 +229,6 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
         "sha256": save_policy(folder / POLICY, file),
         **{f"validation {name}": value for name, value in file.provenance.get("validation", {}).items()},
         "timesteps": run.curve.rows[-1]["timesteps"],
-        "final_reward": file.provenance["final_reward"],
         "cpu_s": round(run.cpu_s, 1),
     }
 

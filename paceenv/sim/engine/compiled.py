@@ -131,4 +131,5 @@ def is_ready(function: Callable[..., None]) -> bool:
     """Whether there is machine code of :data:`advance` or :data:`advance_programs`; else the next call compiles it."""
     if getattr(function, "overloads", True):  # a plain function where Numba is switched off
         return True
-    return any(cache_directory().rglob(f"*.{function.__name__}-*.nbi"))
+    place = function.stats.cache_path  # type: ignore[attr-defined]  # a folder for each checkout
+    return place is not None and any(Path(place).glob(f"*.{function.__name__}-*.nbi"))
