@@ -164,7 +164,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         """Start the first episode of ``seed``, or without a seed the next episode.
 
         Args:
-            seed: at least 0.
+            seed: at least 0; suites score the episodes of those from 1,000,000 on.
             options: there are none.
 
         Raises:

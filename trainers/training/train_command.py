@@ -45,8 +45,8 @@ def train(
     algorithm: in the config says what learns: a class of Stable-Baselines3 or sb3-contrib (PPO, SAC, TQC, CrossQ, ...),
     whose arguments stand in section sb3, or distill, which fits the policy to a teacher that knows the future.
 
-    Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
-    event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
+    Writes the policy file, the learning curve (JSON and picture), the resolved config, TensorBoard's event files
+    (tensorboard --logdir), and every ten rollouts, or as the selection says, a checkpoint. The same config and seed give the same file, digest and all, on one machine,
     also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
     keeps its best policy and stops when the score no longer improves.
 
