@@ -46,9 +46,10 @@ def train(
     whose arguments stand in section sb3, or distill, which fits the policy to a teacher that knows the future.
 
     Writes the policy file, the learning curve (JSON and picture), the resolved config, TensorBoard's event files
-    (tensorboard --logdir), and every ten rollouts, or as the selection says, a checkpoint. The same config and seed give the same file, digest and all, on one machine,
-    also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
-    keeps its best policy and stops when the score no longer improves.
+    (tensorboard --logdir), and every ten rollouts, or as the selection says, a checkpoint. The same config and seed
+    give the same file, digest and all, on one machine, also after an interruption with --resume. A config with a
+    selection is scored on validation clusters while it runs, keeps its best policy and stops when the score no longer
+    improves.
 
     With --job it takes about a minute and says whether pacing helps that job at all. A trace is calibrated first, and
     clusters are drawn from the errors of the calibration. A policy is distilled on half of them. On the other half it
