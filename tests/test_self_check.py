@@ -70,15 +70,13 @@ def test_clocks_that_differ_are_seen(skew_s: float) -> None:
 
 def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
     columns = _columns(_late())
-    kept = columns["rank"] != 2
-    without = {key: column[kept] for key, column in columns.items()}
-    _refused(diagnose(_trace(without)), "rank 2 is missing")
-    kept = columns["rank"] != 3
-    without = {key: column[kept] for key, column in columns.items()}
-    assert diagnose(_trace(without)).causes
-    _refused(diagnose(_trace(without, world_size=4)), "rank 3 is missing")
-    kept = columns["rank"] != 0
-    _refused(diagnose(_trace({key: column[kept] for key, column in columns.items()})), "rank 0 is missing")
+
+    def without(rank: int, **job: Any) -> Diagnosis:
+        return diagnose(_trace({key: column[columns["rank"] != rank] for key, column in columns.items()}, **job))
+
+    assert without(3).causes
+    for rank, job in ((0, {}), (2, {}), (3, {"world_size": 4})):
+        _refused(without(rank, **job), f"rank {rank} is missing")
 
 
 @pytest.mark.parametrize(("last", "is_refused"), [(30, False), (8, True)])

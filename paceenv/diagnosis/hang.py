@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paceenv.core.wording import format_list, name_ranks
 from paceenv.diagnosis.standstill import Root, Standstill, Wait
@@ -31,19 +30,13 @@ LAST_SEEN: Final = ("rank", "last recorded", "behind", "did not enter", "called 
 """Columns of the two tables."""
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(NamedTuple):
     """One collective that its members entered differently, which can never match."""
 
     group: Group
     seq: int
     what: str  # "operation", "type" or "size"
-    variants: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered and by which ranks, most ranks first
-
-    @property
-    def text(self) -> str:
-        said = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in self.variants)
-        return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
+    text: str  # what was entered and by which ranks, most ranks first
 
 
 class Hang:
@@ -306,9 +299,12 @@ def _mismatches(job: Standstill) -> tuple[Mismatch, ...]:
     for group, units_R in first.items():
         seq = min(unit.seq for unit in units_R.values())
         what, said = _compare({rank: unit for rank, unit in units_R.items() if unit.seq == seq})
-        variants = [(name, tuple(sorted(r for r in said if said[r] == name))) for name in dict.fromkeys(said.values())]
         if what:
-            mismatches.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
+            variants = {name: [rank for rank in said if said[rank] == name] for name in said.values()}
+            most_first = sorted(variants.items(), key=lambda variant: -len(variant[1]))
+            listed = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in most_first)
+            text = f"collective {seq} of {group.text} does not match in {what}: {listed}"
+            mismatches.append(Mismatch(group, seq, what, text))
     return tuple(mismatches)
 
 

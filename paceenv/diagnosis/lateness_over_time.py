@@ -99,9 +99,8 @@ def find_lateness(
         tuple(_team(matrix, team, findings.step_s) for team in words.teams(rows, TOGETHER_STEPS))
         for rows in (findings.late, findings.past)
     )
-    places: dict[str, Mapping[int, Hashable]] = {common_place.HOST: hosts} if hosts else {}
-    if len(groups) > 1:
-        places = {common_place.STAGE: dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))} | places
+    stages: dict[int, int] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
+    places: dict[str, Mapping[int, Hashable]] = {common_place.STAGE: stages, common_place.HOST: hosts or {}}
     ranks = [rank for team in late for rank in team.ranks]
     place = tuple(filter(None, [common_place.in_common(ranks, matrix.ranks, places)]))
     if findings.pattern == watch.IN_TURNS:
