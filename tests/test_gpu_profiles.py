@@ -211,4 +211,3 @@ def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
     moved = [event | {"pid": event["pid"] + 1000} for event in two["traceEvents"]]
     with pytest.raises(InputError, match=r"rank0.json: steps of 2 processes \(100, 1100\); allowed: one file per rank"):
         read(tmp_path, Job(), [one | {"traceEvents": one["traceEvents"] + moved}])
-

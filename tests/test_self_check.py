@@ -55,19 +55,6 @@ def test_who_arrives_last_is_seen_without_a_model() -> None:
     assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
 
 
-@pytest.mark.parametrize("skew_s", [0.7, -0.7])
-def test_clocks_that_differ_are_seen(skew_s: float) -> None:
-    columns = _columns(_late())
-    for key in ("start_s", "end_s"):
-        columns[key][columns["rank"] == 1] += skew_s
-    found = diagnose(_trace(columns))
-    ahead = "700 ms ahead" if skew_s > 0.0 else "700 ms behind"
-    assert found.notes == (f"clocks differ and were set right by the ends of collectives: rank 1, at most {ahead}",)
-    assert found.slowdown == pytest.approx(diagnose(_late()).slowdown, rel=1e-3)
-    assert found.causes[0].cause == names.SLOW_RANK
-    assert "rank 2 arrives last in 40 of 40 steps" in found.arrivals.text
-
-
 def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
     columns = _columns(_late())
 

@@ -118,9 +118,8 @@ class Hang:
             return self.apart
         said = [mismatch.text for mismatch in self.mismatches]
         said += [text for text in (self._stopped_text(), self._blind_text(), self._no_dump_text()) if text]
-        said += [
-            self._circle_text(r) if r.kind == "circle" else self._stuck_text(r) for r in self._roots("stuck", "circle")
-        ]
+        held = self._roots("stuck", "circle")
+        said += [self._circle_text(root) if root.kind == "circle" else self._stuck_text(root) for root in held]
         if len(self.suspects) > len(self.stopped) > 0:
             said.insert(0, f"{len(self.suspects)} suspects, {name_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
@@ -225,9 +224,8 @@ class Hang:
 
     def _not_begun(self, root: Root) -> tuple[int, ...]:
         """Ranks of a root whose devices were not seen to begin what they wait in, if those of others were."""
-        late = tuple(
-            rank for rank in root.ranks if all(entry.state == "scheduled" for entry in self.waits[rank].unit.entries)
-        )
+        entries = {rank: self.waits[rank].unit.entries for rank in root.ranks}
+        late = tuple(rank for rank in root.ranks if all(entry.state == "scheduled" for entry in entries[rank]))
         return late if len(late) < len(root.ranks) else ()
 
     def ends(self) -> dict[int, tuple[int, ...]]:
@@ -313,9 +311,8 @@ def _apart(job: Standstill) -> str:
 
     All that the watchdog says is the number: the programs called a different number of collectives, or other ones.
     """
-    stuck = {
-        rank: unit for rank, units in job.units.items() for unit in units[:1] if not unit.is_done and not unit.is_p2p
-    }
+    first = {rank: units[0] for rank, units in job.units.items() if units}
+    stuck = {rank: unit for rank, unit in first.items() if not (unit.is_done or unit.is_p2p)}
     for group in {unit.group: None for unit in stuck.values()}:
         in_it: dict[tuple[int, str], list[int]] = defaultdict(list)
         for rank, unit in stuck.items():

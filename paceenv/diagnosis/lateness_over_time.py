@@ -91,10 +91,9 @@ def find_lateness(
     alone = [matrix.ranks[places[0]] for places in groups if len(places) == 1]
     own_s_RT = own_work(matrix)
     why_not = _why_not(matrix, len(alone), own_s_RT)
-    watched = slice(0, 0 if why_not else None)
-    findings = watch.find_late_ranks(
-        own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=groups
-    )
+    seen = slice(0, 0 if why_not else None)
+    table = own_s_RT.T[seen], matrix.step_s_T[seen], matrix.iteration_T[seen]
+    findings = watch.find_late_ranks(*table, alike=groups)
     late, past = (
         tuple(_team(matrix, team, findings.step_s) for team in words.teams(rows, TOGETHER_STEPS))
         for rows in (findings.late, findings.past)

@@ -48,18 +48,15 @@ class Change:
 def of_log(log: StepLog) -> dict[str, Array]:
     """Step times and parts of ordinary steps."""
     plain_V = split(log).plain_V
-    return {STEP if log.of == STEP else f"time of a {log.of}": log.step_s_V[plain_V]} | {
-        name: part_V[plain_V] for name, part_V in log.phases.items()
-    }
+    parts = {STEP if log.of == STEP else f"time of a {log.of}": log.step_s_V, **log.phases}
+    return {name: part_V[plain_V] for name, part_V in parts.items()}
 
 
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
     """Steps, and the mean over ranks of where devices spend them; what is hidden under kernels is no part of them."""
     parts = {STEP: matrix.step_s_T}
     iterations = sorted({one.iteration for one in activity})
-    named = {name: words for words, name in PARTS if activity}
-    named.pop("hidden_s", None)
-    for name, words in named.items():
+    for words, name in (part for part in PARTS if activity and part[1] != "hidden_s"):
         of_step = ([getattr(one, name) for one in activity if one.iteration == at] for at in iterations)
         parts[words] = np.array([np.mean(values) for values in of_step])
     return parts
