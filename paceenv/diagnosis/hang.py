@@ -96,15 +96,9 @@ class Hang:
 
     def _first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""
-        missed = [
-            unit
-            for units in self.job.pending.values()
-            for unit in units
-            if rank != unit.rank
-            and rank in unit.group.ranks
-            and (rank in self.stopped or not unit.is_p2p)
-            and rank in self.job.not_entered(unit)
-        ]
+        pending = (unit for units in self.job.pending.values() for unit in units if rank in unit.group.ranks)
+        of_others = (unit for unit in pending if unit.rank != rank and (rank in self.stopped or not unit.is_p2p))
+        missed = [unit for unit in of_others if rank in self.job.not_entered(unit)]
         return min(missed, key=lambda unit: (unit.is_p2p, unit.entries[0].created_s), default=None)
 
     @cached_property
