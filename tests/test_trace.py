@@ -17,15 +17,7 @@ from traced_jobs import STRAGGLER_DIR, needs_traces
 
 from paceenv.core import trace as trace_module
 from paceenv.core.errors import InputError
-from paceenv.core.trace import (
-    METADATA_KEY,
-    SCHEMA,
-    Trace,
-    TraceMetadata,
-    TraceWriter,
-    read_trace,
-    write_trace,
-)
+from paceenv.core.trace import METADATA_KEY, SCHEMA, Trace, TraceMetadata, TraceWriter, read_trace, write_trace
 from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.straggler import import_straggler
