@@ -56,7 +56,9 @@ def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dic
     """Steps, and the mean over ranks of where devices spend them; what is hidden under kernels is no part of them."""
     parts = {STEP: matrix.step_s_T}
     iterations = sorted({one.iteration for one in activity})
-    for words, name in (part for part in PARTS if activity and part[1] != "hidden_s"):
+    named = {name: words for words, name in PARTS if activity}
+    named.pop("hidden_s", None)
+    for name, words in named.items():
         of_step = ([getattr(one, name) for one in activity if one.iteration == at] for at in iterations)
         parts[words] = np.array([np.mean(values) for values in of_step])
     return parts
