@@ -250,8 +250,6 @@ def test_straggler_import(tmp_path: Path) -> None:
     assert trace.column("micro_batch")[first_stage].tolist() == [-1, 0, 0, 1, 1, -1]
     assert trace.column("chunk")[first_stage].tolist() == [-1, 0, 0, 0, 0, -1]
     np.testing.assert_allclose(trace.column("start_s")[mine], [3.0, 3.5, 4.5, 4.5, 5.5, 5.75])
-    write_trace(trace, tmp_path / "t.parquet")
-    assert read_trace(tmp_path / "t.parquet") == trace
 
 
 @pytest.mark.parametrize(
