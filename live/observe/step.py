@@ -167,9 +167,9 @@ class Shape:
         """Time in collectives of the payload's group, and of groups with the same members, seconds."""
         carries = self._carries
         while len(carries) < len(self._kinds):
-            kind = self._kinds[len(carries)]
-            alike = kind.group == self.payload_group or self._members(kind.group) == self._members(self.payload_group)
-            carries.append(alike and _is_collective(kind) and not _only_synchronises(kind))
+            new = self._kinds[len(carries)]
+            alike = new.group == self.payload_group or self._members(new.group) == self._members(self.payload_group)
+            carries.append(alike and _is_collective(new) and not _only_synchronises(new))
         found_s = 0.0
         for kind, start_s, end_s in operations:
             if carries[kind]:
