@@ -35,11 +35,7 @@ other or by their own links decides what pacing gains, and hardly shows in the s
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
-    """The parameters that a calibration wrote into a cluster config, also those that are not identified.
-
-    Raises:
-        InputError: a record is not whole.
-    """
+    """The parameters that a calibration wrote into a cluster config, also those that are not identified."""
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
     parameters = []
     for key, record in records:

@@ -42,11 +42,7 @@ def resolve_sibling(path: Path, name: str) -> str:
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
-    """Data as a config.
-
-    Raises:
-        InputError: names ``where`` and the first thing wrong.
-    """
+    """Data as a config. Raises InputError with ``where`` and the first thing wrong."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -54,14 +50,7 @@ def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
 
 
 def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
-    """Read a config.
-
-    Args:
-        kind: folder of the packaged configs, such as ``clusters``.
-
-    Raises:
-        InputError: there is no such file, or something in it is wrong.
-    """
+    """Read a config by file or name; ``kind`` is the folder of the packaged ones, such as ``clusters``."""
     path = find(kind, name)
     return parse(model, read_yaml(path), str(path))
 
