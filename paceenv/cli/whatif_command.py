@@ -14,10 +14,7 @@ from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.whatif.change import WHERE, combinations
 from paceenv.whatif.predictions import print_prediction
-from paceenv.whatif.simulated import predict
-
-SEEDS = 32
-"""Runs of each row; two or more of each drawn cluster."""
+from paceenv.whatif.simulated import SEEDS, predict
 
 
 def whatif(
@@ -73,7 +70,7 @@ def whatif(
         asked = f"{iterations} x {SEEDS} seeds x {ranks} ranks x {rows} rows"
         raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
     with output.progress(f"{cluster.name}: {len(changes)} changes", 1) as done:
-        answer = predict(baseline, changes, seeds=SEEDS, iterations=iterations, on_done=done)
+        answer = predict(baseline, changes, iterations=iterations, on_done=done)
     if output.write_json(answer, json_):
         print_prediction(answer)
     for row in answer.changed:

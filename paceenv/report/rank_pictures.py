@@ -119,11 +119,9 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -
     seen = {row[2] for row in rows}
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
-    some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
-        if len(at_R) < len(matrix.ranks)
-        else ""
-    )
+    some = ""
+    if len(at_R) < len(matrix.ranks):
+        some = f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
     caption = (
         "Every rank is a row: above what it computes, below what it communicates and how long it waits for others. "
         f"The black line is the end of the step.{some} White is time without an operation in the trace."

@@ -103,7 +103,7 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
     """A progress bar on the error stream, or plain lines there where it is no terminal.
 
     The first line comes after two seconds, the next ones ten seconds apart. The function takes how much of ``total`` is
-    done; None where nobody knows how much there is.
+    done, which is None where nobody knows how much there is.
     """
     if shown and not sys.stderr.isatty():
         with _lines(description, total) as done:

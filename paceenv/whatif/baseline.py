@@ -81,9 +81,8 @@ class Baseline:
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""
         if change.oversubscription is not None:
-            leaves = (
-                ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
-            )  # non-blocking does not depend on it
+            # non-blocking does not depend on leaves
+            leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
         if not self.cluster.is_measured:
@@ -176,10 +175,11 @@ def of_config(name: str) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name)
     if measured_step(cluster) is None:
-        notes = () if not cluster.calibration else (
+        unknown = (
             "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
-            "the errors of its calibration are unknown",
-        )  # fmt: skip
+            "the errors of its calibration are unknown"
+        )
+        notes = (unknown,) if cluster.calibration else ()
         return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     return _calibrated(name, cluster, tuple(parameters_of(cluster)))
 

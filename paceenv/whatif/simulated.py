@@ -27,6 +27,8 @@ from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change, apply
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
 
+SEEDS = 32
+"""Runs of each row; two or more of each drawn cluster."""
 MIN_SEEDS = 2
 """Of each drawn cluster, to separate differences between runs from differences between clusters."""
 MEASURED_RUNS = 16
@@ -77,7 +79,7 @@ def predict(
     baseline: Baseline,
     changes: Sequence[Change],
     *,
-    seeds: int,
+    seeds: int = SEEDS,
     iterations: int,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
@@ -89,12 +91,10 @@ def predict(
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
-    text = (
-        f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
-    )
+    clusters = f"{len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else ""
     return Prediction(
         source=baseline.source,
-        method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
+        method=f"simulated: {clusters}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if baseline.counts_batches else "samples",
         today=_row(Change(), baseline, runs, ends),
         changed=[_row(change, baseline, runs, ends) for change in changes],
