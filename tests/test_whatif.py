@@ -194,6 +194,7 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr()
     assert "rank 3 replaced" in printed.out
     assert "assumed: " in printed.err
+    assert application.run(["whatif", "null-jitter", "-p", "passive", "-p", "static", "-i", "60"]) == 0
 
 
 @pytest.mark.parametrize(
