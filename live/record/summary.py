@@ -131,12 +131,9 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     elif not asked and not taken:
         lines += [] if held(ranks) else ["  nothing: no delay was asked for"]
     else:
-        longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
-        lines.append(
-            f"  {count(taken)} delays taken of {count(asked)} asked for, "
-            f"{duration(total(ranks, 'pacing', 'total_s'))} in all, "
-            f"longest {duration(longest)}"
-        )
+        longest = duration(max(number(s, "pacing", "max_s") or 0.0 for s in ranks))
+        together = duration(total(ranks, "pacing", "total_s"))
+        lines.append(f"  {count(taken)} delays taken of {count(asked)} asked for, {together} in all, longest {longest}")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
@@ -146,7 +143,10 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if verdict:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
-        lines += _contest(own)
+        candidates = entry(own, "canary", "candidates")
+        for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
+            why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
+            lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
@@ -181,15 +181,6 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
         f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps)} steps of "
         f"{len(own)} ranks, {percent(share)} of the step on average"
     ]
-
-
-def _contest(own: Snapshot) -> list[str]:
-    """Several candidates of modes canary and active: each one's verdict."""
-    lines, candidates = [], entry(own, "canary", "candidates")
-    for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
-        why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
-        lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
-    return lines
 
 
 def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:

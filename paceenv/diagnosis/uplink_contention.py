@@ -19,7 +19,6 @@ MIN_CAP: Final = 1.05
 """Smallest factor by which groups side by side take longer than alone where there is contention."""
 _MAX_STEPS: Final = 400
 _MADS: Final = 6.0
-_BLOCKS: Final = 8
 
 Array = NDArray[np.float64]
 
@@ -53,10 +52,8 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
     start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T) / typical_s
     level_K = np.median(lasts_KT[:, at], axis=1)
     scales = ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
-    best = min(
-        (_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales),
-        key=lambda fit: fit.criterion,
-    )
+    fits = [_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales]
+    best = min(fits, key=lambda fit: fit.criterion)
     if best.unexplained < 1e-8:
         return unknown  # starts and durations never vary: nothing shows what the groups cost each other
     alone_s, work_s = (typical_s * x for x in best.model.seconds(best.theta))
@@ -71,8 +68,7 @@ class _Fit:
     """Least squares of durations ``lasts_TK`` under starts ``start_TK``, relative times; ``fitted`` parameters."""
 
     def __init__(self, start_TK: Array, lasts_TK: Array, fitted: int) -> None:
-        block_T = _BLOCKS * np.arange(len(start_TK)) // len(start_TK)  # eighths of the trace: noise may last
-        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK), block_T, None)
+        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK))
         self.theta = self.model.least_squares()
         cost = float((self.model.residual(self.theta) ** 2).mean())
         self.unexplained = float(lasts_TK.var())
