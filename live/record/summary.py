@@ -126,17 +126,15 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if bound_s is not None:
         lines.append(f"  probes: random delays of at most {duration(bound_s)}")
     asked, taken = total(ranks, "pacing", "asked"), total(ranks, "pacing", "taken")
-    if foregone := shadowed(ranks):
-        lines += [f"  {line}" for line in foregone]
-    elif not asked and not taken:
-        lines += [] if held(ranks) else ["  nothing: no delay was asked for"]
-    else:
+    foregone = shadowed(ranks)
+    lines += [f"  {line}" for line in foregone]
+    if taken or (asked and not foregone):
         longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
-        lines.append(
-            f"  {count(taken)} delays taken of {count(asked)} asked for, "
-            f"{duration(total(ranks, 'pacing', 'total_s'))} in all, "
-            f"longest {duration(longest)}"
-        )
+        of = "before" if foregone else f"of {count(asked)} asked for"  # in mode shadow more are asked for
+        in_all = duration(total(ranks, "pacing", "total_s"))
+        lines.append(f"  {count(taken)} delays taken {of}, {in_all} in all, longest {duration(longest)}")
+    elif not foregone and not held(ranks):
+        lines.append("  nothing: no delay was asked for")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]

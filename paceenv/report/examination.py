@@ -78,7 +78,7 @@ class Examination:
             causes, late = answer.diagnosis.causes, answer.diagnosis.late
             late = late or tuple(one.rank for one in answer.diagnosis.arrivals.late)
             is_slow = late and late[0] in (self.baseline.slow or ())
-            if is_slow and causes and causes[0].cause == SLOW_RANK:
+            if is_slow and causes and causes[0].cause == SLOW_RANK and not self.baseline.unexplained_s:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
             stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
             if self.verdict.claim in {"helps", "is open"} and not stands and len(self.paths) == 1:

@@ -18,6 +18,7 @@ from scipy import stats
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.core.wording import duration
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
@@ -89,6 +90,14 @@ def predict(
     unpaced = [replace(change, pacing="passive") for change in changes]
     rows = [Change(), *changes, *unpaced]
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
+    for change in rows:
+        step_s, left_s = float(np.mean(runs[change].step_s)), abs(baseline.unexplained_s)
+        if left_s > MAX_SPREAD * step_s:
+            raise InputError(
+                f"{baseline.source}, {change.label or 'today'}: the fitted cluster is {duration(left_s)} off the "
+                f"measured step, {left_s / step_s:.0%} of the {duration(step_s)} that it predicts; allowed: at most "
+                f"{MAX_SPREAD:.0%}. What a late rank costs, paceenv diagnose says"
+            )
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
     text = (
@@ -135,8 +144,8 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
 
 
 def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs]) -> Row:
-    moved = _moved(ends, Change(), change)
     today, alike = runs[Change()], replace(change, pacing="passive")
+    moved, moved_alike = (_moved(ends, runs, baseline.unexplained_s, of, change) for of in (Change(), alike))
     cluster = apply(change, baseline.cluster, baseline.slow)
     return Row(
         change,
@@ -144,17 +153,28 @@ def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs])
         cluster.ranks,
         job=_numbers(runs[change], None, moved),
         against_today=_numbers(runs[change], today, moved) if change != Change() else None,
-        against_unpaced=_numbers(runs[change], runs[alike], _moved(ends, alike, change)) if change != alike else None,
+        against_unpaced=_numbers(runs[change], runs[alike], moved_alike) if change != alike else None,
         outside=runs[change].outside,
     )
 
 
-def _moved(ends: Sequence[_Runs], before: Change, after: Change) -> dict[str, Ends]:
-    """How far the ends of an open quantity move the difference between two jobs, in logarithms except for the CV."""
-    if not ends or before == after:
-        return {}
-    low, high, usual = (_difference(runs[before], runs[after]) for runs in ends)
-    return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
+def _moved(ends: Sequence[_Runs], runs: _Runs, left_s: float, before: Change, after: Change) -> dict[str, Ends]:
+    """How far what is open moves the difference between two jobs, in logarithms except for the CV.
+
+    That is an open quantity at its ends, and what the fit leaves of the step: it may stay, or go with the rest.
+    """
+    moved = dict[str, Ends]()
+    if before == after:
+        return moved
+    if ends:
+        low, high, usual = (_difference(of_end[before], of_end[after]) for of_end in ends)
+        moved = {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
+    if left_s:
+        now, later = (math.log1p(left_s / float(np.mean(runs[of].step_s))) for of in (before, after))
+        for name, by in (("step_s", later - now), ("throughput", now - later)):
+            at_ends = moved.get(name, (0.0, 0.0))
+            moved[name] = min(0.0, *at_ends) + min(0.0, by), max(0.0, *at_ends) + max(0.0, by)
+    return moved
 
 
 def _difference(before: Runs, after: Runs) -> dict[str, float]:
