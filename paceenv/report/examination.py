@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +98,13 @@ def examine(
     against: Path | None = None,
     job: str | None = None,
     policies: Sequence[str] = POLICIES,
+    on_page: Callable[[str], None] = lambda page: None,
 ) -> Examination:
+    """``on_page`` is called at once with the page of each live run, as all else may take minutes."""
     recordings = find_recordings(paths)
     runs = {str(path): page for path, page in recordings.pages().items()}
+    for page in runs.values():
+        on_page(page)
     inputs = recordings.read(pattern, MAX_ROWS)
     if inputs.apart and against is None and len(paths) == 2:
         against, paths = paths[0], paths[1:]
