@@ -117,5 +117,6 @@ def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None
 def test_the_environment_has_the_last_word() -> None:
     for value in ("off", "of"):  # a typing error in an emergency
         assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
+    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "on"}).mode == "active"
     with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
         make_options({"speed": 1})

@@ -74,7 +74,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines = [
         f"paceenv live: job {text(own, 'job') or '(no name)'}, attempt {entry(own, 'attempt')}, "
         f"{count(size)} rank{'' if size == 1.0 else 's'}; this page is from {len(ranks)} of them "
-        f"on {hosts} host{'s' if hosts > 1 else ''}"
+        f"on {hosts} host{'s' if hosts > 1 else ''}{_at(number(own, 'unix_time_s'), ', at %H:%M:%S')}"
     ]
     if agents is not None and size is not None and agents < size:
         why = text(own, "agents", "reason")
@@ -200,6 +200,10 @@ def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:
     return sums
 
 
+def _at(unix_time_s: float | None, form: str) -> str:
+    return time.strftime(form, time.localtime(min(abs(unix_time_s), 1e11))) if unix_time_s else ""
+
+
 def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     """The messages of all ranks in order of time; the same message of several ranks is listed once."""
     said: dict[str, tuple[float, list[int]]] = {}
@@ -212,8 +216,7 @@ def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
                 said[words] = (min(first, when), [*who, int(snapshot["rank"])])
     lines = []
     for words, (when, who) in sorted(said.items(), key=lambda item: item[1][0])[-MAX_EVENTS:]:
-        clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else "--:--:--"
-        lines.append(f"  {clock}  {name_ranks(sorted(set(who)))}: {words}")
+        lines.append(f"  {_at(when, '%H:%M:%S') or '--:--:--'}  {name_ranks(sorted(set(who)))}: {words}")
     if len(said) > MAX_EVENTS:
         lines.insert(0, f"  ({len(said) - MAX_EVENTS} earlier ones left out)")
     return ["Messages of the agent", *lines] if lines else []
