@@ -22,7 +22,8 @@ def main(
         print_sections(found := run())
         for one in found:
             text = [re.sub(r"(?<=[.:]) (?=[A-Z*`])", "\n", paragraph) for paragraph in one.text]
-            lines += [f"## {one.title}", "", *markdown_table(one.columns, one.rows), "", *text, ""]
+            lines += [f"## {one.title}", "", *markdown_table(one.columns, one.rows), ""]
+            lines += [*text, ""] if text else []
     if write:
         put("benchmarks.md", "python -m benchmarks --write", lines[:-1])
 

@@ -132,13 +132,8 @@ def put(page: str, command: str, lines: Sequence[str]) -> None:
     output.say(f"wrote {path}")
 
 
-def figure(value: float, unit: str = "") -> str:
+def figure(value: float) -> str:
     """A number with three digits and a thousands prefix, such as ``52.3 M``."""
-    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{_digits(value / scale)} {prefix}{unit}"
-    return f"{_digits(value)} {unit}".rstrip()
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    scale, prefix = next((one for one in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if abs(value) >= one[0]), (1.0, ""))
+    digits = value / scale
+    return f"{digits:.0f}{prefix}" if abs(digits) >= 100 else f"{digits:.3g}{prefix}"

@@ -22,7 +22,11 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`."""
+    """The agent of this rank. Use :func:`live.attach`.
+
+    Args:
+        loop: what observes and decides.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -55,7 +59,11 @@ class Agent:
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
+        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after.
+
+        Args:
+            kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
+        """
         self._quietly(lambda: self._loop.log.mark(str(kind), 1))
         try:
             yield
@@ -107,7 +115,11 @@ class Agent:
 
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why."""
+    """In place of an agent that could not be made: it does nothing, and its reason says why.
+
+    Args:
+        error: why there is no agent.
+    """
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"

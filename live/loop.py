@@ -320,8 +320,9 @@ class Loop:
 
     def _read(self) -> None:
         """Take iterations in, as far as their stamps have passed, and decide where the mode does."""
-        ring, steps, control = self.log.over, self.steps, self.control
-        self.log.every = 1 if control.decides else steps.every
+        log, steps, control = self.log, self.steps, self.control
+        ring = log.over
+        log.every = 1 if control.decides else steps.every
         while ring and steps.readable(ring[0]):
             step = steps.add(ring.popleft())
             if step is None:
@@ -332,8 +333,8 @@ class Loop:
             if not step.regular:
                 control.skip()
             elif control.decides:
-                group = self.log.groups.get(steps.shape.payload_group)
+                group = log.groups.get(steps.shape.payload_group)
                 control.observe(step, steps.shape, *((group.member, group.size) if group is not None else (0, 1)))
-        while self.device != "cpu" and len(ring) > MAX_PENDING:
+        while log.on_device and len(ring) > MAX_PENDING:
             steps.release(ring.popleft())
             control.skip()

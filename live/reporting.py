@@ -101,46 +101,43 @@ class Output:
     def snapshot(self) -> Snapshot:
         """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
         with self._loop.taking:
-            return self._snapshot()
-
-    def _snapshot(self) -> Snapshot:
-        loop, history, options = self._loop, self._loop.history, self._options
-        policy, known = loop.policy, loop.identity
-        control = self._control.state() if self._control is not None else None  # before the mode, which follows it
-        trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
-        return {
-            "schema": SCHEMA,
-            "job": options.job,
-            "rank": loop.rank,
-            "world_size": loop.world_size,
-            "host": self._locality.get("host", ""),
-            "attempt": known.attempt,
-            "agents": {"count": known.agents, "complete": known.complete, "reason": known.why},
-            "unix_time_s": time.time(),
-            "final": self._closed,
-            "ended": self._ended,
-            "mode": loop.options.mode,
-            "state": loop.state,
-            "reason": loop.reason,
-            "iterations": loop.iterations,
-            "irregular": loop.steps.irregular,
-            "unmeasured": loop.why_nothing_is_measured(),
-            **history.as_dict(),
-            "groups": {
-                str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
-                for g in list(loop.log.groups.values())[:MAX_GROUPS]
-            },
-            "unseen": unseen(loop.log.groups, history.count),
-            "arrival": ALONE,
-            "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot(),
-            "stamps": {"dropped": loop.log.stamps.dropped},
-            "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
-            "locality": self._locality,
-            "trace": trace | {"dropped": trace["dropped"] + loop.history.left_out},
-            "control": control,
-            "events": list(loop.messages.events),
-        }
+            loop, history, options = self._loop, self._loop.history, self._options
+            policy, known = loop.policy, loop.identity
+            control = self._control.state() if self._control is not None else None  # before the mode, which follows it
+            trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
+            return {
+                "schema": SCHEMA,
+                "job": options.job,
+                "rank": loop.rank,
+                "world_size": loop.world_size,
+                "host": self._locality.get("host", ""),
+                "attempt": known.attempt,
+                "agents": {"count": known.agents, "complete": known.complete, "reason": known.why},
+                "unix_time_s": time.time(),
+                "final": self._closed,
+                "ended": self._ended,
+                "mode": loop.options.mode,
+                "state": loop.state,
+                "reason": loop.reason,
+                "iterations": loop.iterations,
+                "irregular": loop.steps.irregular,
+                "unmeasured": loop.why_nothing_is_measured(),
+                **history.as_dict(),
+                "groups": {
+                    str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
+                    for g in list(loop.log.groups.values())[:MAX_GROUPS]
+                },
+                "unseen": unseen(loop.log.groups, history.count),
+                "arrival": ALONE,
+                "pacing": loop.control.delays() | loop.deferral.counts(),
+                **loop.control.snapshot(),
+                "stamps": {"dropped": loop.log.stamps.dropped},
+                "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
+                "locality": self._locality,
+                "trace": trace | {"dropped": trace["dropped"] + loop.history.left_out},
+                "control": control,
+                "events": list(loop.messages.events),
+            }
 
     def _begin(self) -> None:
         """The first tick, on the training thread: describe this rank's place, start the background tasks."""

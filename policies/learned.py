@@ -103,9 +103,6 @@ class Learned(Policy):
         """Inputs of the network ``(B, I)``: signals and their averages.
 
         It updates the averages, so call it once for each view.
-
-        Args:
-            signals_BO: what each rank observed in the last interval, ``(B, O)``.
         """
         x_BO = np.asarray(signals_BO, np.float32)
         return x_BO if self._memory is None else np.concatenate([x_BO, self._memory.update(x_BO)], axis=1)

@@ -49,7 +49,6 @@ def run(
     interval_iterations: int | None = None,
     on_interval: Callable[[int], None] = lambda done: None,
     on_recording: Callable[[Recording], None] | None = None,
-    on_settings: Callable[[NDArray[np.float64]], None] = lambda settings_ESM2: None,
 ) -> Rollout:
     """Run a policy that decides anew every control interval.
 
@@ -59,8 +58,6 @@ def run(
     Args:
         interval_iterations: iterations of a control interval; None: the policy's own, 20 for ``clairvoyant``.
         on_recording: called with every interval's time stamps; None records nothing, which is faster.
-        on_settings: called with each decision ``(E, 1 or R, M, 2)`` before it acts, while the engine still shows the
-            views that it rests on.
     """
     if interval_iterations is None:
         interval_iterations = policy.interval_iterations if isinstance(policy, Policy) else INTERVAL_ITERATIONS
@@ -83,7 +80,6 @@ def run(
             else:
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
-            on_settings(settings)
         if on_recording is None:
             step_ET[:, t : t + n] = simulator.run(settings, n)
         else:

@@ -20,9 +20,6 @@ class Static(Policy):
     """Fixed settings, always on: (threshold, window) by mechanism, both ratios in [0, 1], the other mechanisms off.
 
     ``passive`` and ``paper`` are cases of it. Raises InputError for an unknown mechanism and values out of range.
-
-    Args:
-        settings: (threshold, window) by mechanism.
     """
 
     def __init__(self, settings: Mapping[str, tuple[float, float]], name: str = "static") -> None:

@@ -96,10 +96,7 @@ def check(inputs: Inputs) -> None:
         assert (np.isfinite(log.step_s_V) & (log.step_s_V > 0.0)).all()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bytes", "logs", "profiles", "overlapping profiles", "dumps of a hang"],
-)
+@pytest.mark.parametrize("name", ["bytes", "logs", "profiles", "overlapping profiles", "dumps of a hang"])
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_a_file_holds_it_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int

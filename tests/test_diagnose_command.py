@@ -10,8 +10,9 @@ from typing import Any
 import log_samples
 import numpy as np
 import pytest
-from importer_samples import TABLE, dump_of
+from importer_samples import dump_of
 from live_samples import record, snapshot
+from test_bandwidth import LAW, printed
 from traced_jobs import job_of
 
 from paceenv.cli import application
@@ -30,7 +31,7 @@ def log(folder: Path) -> None:
 
 
 def table(folder: Path) -> None:
-    (folder / "all_reduce_perf.txt").write_text(TABLE)
+    (folder / "all_reduce_perf.txt").write_text(printed(LAW))
 
 
 def hang(folder: Path) -> None:

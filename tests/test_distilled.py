@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
-from test_policy_file import refused
+from test_policy_file import CANDIDATES, random_policy, refused
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
-from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.networks import ObservationEMA
+from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
-
-CANDIDATES: list[Candidate] = [{"slack": (0.02, 0.4)}, {"slack": (0.02, 0.2), "phase_shift": (0.1, 0.1)}]
 
 
 def policy(margin: float = 1.0, hysteresis: float = 0.5, **changed: Any) -> Distilled:
@@ -27,12 +24,6 @@ def policy(margin: float = 1.0, hysteresis: float = 0.5, **changed: Any) -> Dist
     weight[0, 0] = weight[1, 1] = 1.0
     arguments = {"layers": [(weight, np.zeros(2, np.float32))], "candidates": CANDIDATES, **changed}
     return Distilled(margin=margin, hysteresis=hysteresis, **arguments)
-
-
-def random_policy() -> Distilled:
-    rng, inputs = np.random.default_rng(0), signals.SIGNALS + ObservationEMA([2, 12], 5).entries
-    layers = [(rng.normal(size=(b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in ((inputs, 9), (9, 2))]
-    return Distilled(layers, CANDIDATES, margin=0.1, hysteresis=0.2, memory_intervals=[2, 12], change_intervals=5)
 
 
 def views(*gains: tuple[float, float]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -86,19 +77,6 @@ def test_what_always_holds_is_set_beside_every_choice(tmp_path: Path) -> None:
         assert settings[:, pacing.DEFER].tolist() == [[0.02, 0.1]] * 3
         assert settings[:, pacing.SLACK].tolist() == [[0.0, 0.0], [0.02, 0.4], [0.02, 0.2]]
         assert each.mechanisms == ("slack", "phase_shift", "defer")
-
-
-def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
-    path, before = tmp_path / "mine.safetensors", random_policy()
-    save_policy(path, PolicyFile(before, {"step_cv": (0.0, 0.5)}, {"seed": 1}))
-    after = load_policy(path).policy
-    assert isinstance(after, Distilled)
-    assert (after.name, after.margin, after.hysteresis, after.candidates) == ("mine", 0.1, 0.2, before.candidates)
-    assert after.mechanisms == ("slack", "phase_shift")
-    for views_BO in np.random.default_rng(4).uniform(-1, 1, (9, 5, signals.SIGNALS)).astype(np.float32):
-        np.testing.assert_array_equal(before.decide(before.inputs(views_BO)), after.decide(after.inputs(views_BO)))
-    with pytest.raises(InputError, match="no preference, as it was trained for one"):
-        after.with_preference(0.5)
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,11 @@ def test_clocks_that_differ_are_set_right_before_anything_is_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = job_of(compute_TR(), 0.02)
-    ahead = with_clock(plain, 2, 0.02)
-    right, note = trace_on_one_clock(ahead)
-    assert "rank 2, at most 20 ms ahead" in note
-    np.testing.assert_allclose(right.column("end_s"), plain.column("end_s"), atol=1e-9)
+    for off_s, said in ((-0.02, "20 ms behind"), (0.02, "20 ms ahead")):
+        ahead = with_clock(plain, 2, off_s)
+        right, note = trace_on_one_clock(ahead)
+        assert f"rank 2, at most {said}" in note
+        np.testing.assert_allclose(right.column("end_s"), plain.column("end_s"), atol=1e-9)
     assert trace_on_one_clock(plain) == (plain, "")
     baseline = of_trace(ahead, "ahead", None, None)
     assert note in baseline.notes

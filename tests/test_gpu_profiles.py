@@ -44,13 +44,21 @@ def slow_rank_1(rank: int, step: int, place: int, us: float) -> float:
         ({"launches": False}, "all_reduce"),
         ({"metadata": False, "old_names": True}, "all_reduce"),
         ({"metadata": False, "said": "all_to_all", "old_names": True}, "all_to_all"),
+        ({"rocm": True}, "all_reduce"),
     ],
 )
 def test_collectives_of_which_little_is_said(tmp_path: Path, changed: dict[str, Any], op: str) -> None:
-    """Kernels of 2023 have no metadata; their names tell, and that all ranks end together."""
-    said = changed.pop("said", "allreduce")
-    job = Job(program=lambda _: [Kernel(4000.0), Meeting(said), Kernel(2000.0)], took_us=slow_rank_1, **changed)
-    merged = read(tmp_path, job)
+    """Kernels of 2023 have no metadata; their names tell, and that all ranks end together. ROCm has one name for all
+    collectives, and other names of launches."""
+    said, is_rocm = changed.get("said", "allreduce"), "rocm" in changed
+    how = {key: value for key, value in changed.items() if key not in {"said", "rocm"}}
+    job = Job(program=lambda _: [Kernel(4000.0), Meeting(said), Kernel(2000.0)], took_us=slow_rank_1, **how)
+    made = profiles(job)
+    for event in (event for profile in made for event in profile["traceEvents"] if is_rocm):
+        event["name"] = event["name"].replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+        event["name"] = event["name"].replace("cudaLaunchKernel", "hipLaunchKernel")
+        event["cat"] = event["cat"].replace("cuda_runtime", "hip_runtime")
+    merged = read(tmp_path, job, made)
     trace = merged.trace
     assert set(trace.column("op").tolist()) == {"compute", op}
     assert set(trace.column("group").tolist()) == {-1, 0}
@@ -71,22 +79,6 @@ def test_sends_and_receives_without_metadata_are_no_collective(tmp_path: Path) -
     trace = read(tmp_path, job, made).trace
     assert set(trace.column("op").tolist()) == {"compute", "all_reduce", "send_recv"}
     assert set(trace.column("group")[trace.isin("op", "send_recv")].tolist()) == {-1}
-
-
-def two_kinds(step: int) -> list[Kernel | Meeting]:
-    small = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0)]
-    return small if step % 2 == 0 else [*small, Meeting("_allgather_base"), Kernel(1500.0), Meeting(elements=128)]
-
-
-def test_kinds_of_steps_take_turns(tmp_path: Path) -> None:
-    merged = read(tmp_path, Job(program=two_kinds, took_us=slow_rank_1))
-    trace = merged.trace
-    assert not merged.notes
-    for step in range(10, 16):
-        inside = trace.column("iteration") == step
-        ops = [trace.column("op")[inside & (trace.column("rank") == r)].tolist() for r in range(3)]
-        assert ops[0] == ops[1] == ops[2]
-        assert sum(op != "compute" for op in ops[0]) == (1 if step % 2 == 0 else 3)
 
 
 @pytest.mark.parametrize("edge", ["first", "last"])
@@ -151,8 +143,6 @@ def test_hidden_and_exposed(tmp_path: Path) -> None:
         _, alone = one.collectives
         assert one.hidden_s == pytest.approx(2e-3, abs=1e-5)
         assert one.exposed_s == pytest.approx(1e-3 + alone.end_s - alone.start_s, abs=1e-5)
-        parts = one.compute_s + one.to_device_s + one.other_copies_s + one.exposed_s + one.host_wait_s + one.idle_s
-        assert parts == pytest.approx(one.end_s - one.start_s)
 
 
 def late_host(where: str, extra_us: float) -> Job:
@@ -209,27 +199,10 @@ def test_steps_between_calls_of_the_optimizer(tmp_path: Path) -> None:
         assert ops == ["compute", "all_reduce", "compute"]
 
 
-def test_a_profile_without_steps_is_refused(tmp_path: Path) -> None:
+def test_a_profile_without_steps_or_of_several_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no ProfilerStep# in .*; allowed: .*prof.step"):
         read(tmp_path, Job(marks=False))
-
-
-def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
     one, two, _ = profiles(Job())
     moved = [event | {"pid": event["pid"] + 1000} for event in two["traceEvents"]]
     with pytest.raises(InputError, match=r"rank0.json: steps of 2 processes \(100, 1100\); allowed: one file per rank"):
         read(tmp_path, Job(), [one | {"traceEvents": one["traceEvents"] + moved}])
-
-
-def test_rccl(tmp_path: Path) -> None:
-    """Kernels of ROCm have one name for all collectives, and other names of launches."""
-    made = profiles(Job(took_us=slow_rank_1))
-    for profile in made:
-        for event in profile["traceEvents"]:
-            event["name"] = event["name"].replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
-            event["name"] = event["name"].replace("cudaLaunchKernel", "hipLaunchKernel")
-            event["cat"] = event["cat"].replace("cuda_runtime", "hip_runtime")
-    merged = read(tmp_path, Job(), made)
-    assert set(merged.trace.column("op").tolist()) == {"compute", "all_reduce"}
-    for late_R in late_us(merged):
-        assert late_R[1] == pytest.approx(2000.0, abs=100.0)

@@ -58,8 +58,6 @@ def test_who_arrives_last_and_why(merged: Merged) -> None:
 
 def test_where_time_goes(merged: Merged) -> None:
     for one in merged.activity:
-        parts = one.compute_s + one.to_device_s + one.other_copies_s + one.exposed_s + one.host_wait_s + one.idle_s
-        assert parts == pytest.approx(one.end_s - one.start_s, abs=5e-5)
         assert one.compute_s == pytest.approx(0.0294, abs=1e-3), "all ranks and steps compute as much"
 
 

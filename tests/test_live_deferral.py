@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from live_jobs import results
 from live_jobs import run_ranks as _run_ranks
 from torch.distributed import Work
 
@@ -129,7 +128,7 @@ def _size(arguments: Any) -> int:
 
 @pytest.mark.slow
 def test_order_and_results_are_those_of_a_job_without_holding(tmp_path: Path) -> None:
-    for without, with_ in results(run_ranks(random_calls_twice, 3, tmp_path)):
+    for without, with_ in run_ranks(random_calls_twice, 3, tmp_path):
         assert with_["reason"] == ""
         assert with_["held"] > 5
         assert without["held"] == 0
@@ -335,7 +334,7 @@ def leaving() -> list[float] | None:
 
 def test_a_process_ends_with_something_held_and_the_others_get_it(tmp_path: Path) -> None:
     start_s = time.monotonic()
-    assert results(run_ranks(leaving, 2, tmp_path))[1] == [2.0] * 6
+    assert run_ranks(leaving, 2, tmp_path)[1] == [2.0] * 6
     assert time.monotonic() - start_s < LONG_S
 
 
@@ -427,13 +426,13 @@ Together = dict[str, list[Any]]
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
     folder = tmp_path_factory.mktemp("job")
-    ranks = results(run_ranks(in_one_job, 2, folder, place=str(folder)))
+    ranks = run_ranks(in_one_job, 2, folder, place=str(folder))
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
 @pytest.mark.slow
 def test_a_wait_that_blocked_starts_what_made_room_for_it(tmp_path: Path) -> None:
-    waited, late = results(run_ranks(made_room, 2, tmp_path))
+    waited, late = run_ranks(made_room, 2, tmp_path)
     assert waited == [True, False]
     assert late == [True, True], "it was not blocked itself"
 

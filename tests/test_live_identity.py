@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from live_bodies import ITERATIONS, WAYS, train
-from live_jobs import results, run_ranks
+from live_jobs import run_ranks
 
 WITHOUT = ""
 EVERY_MODE = (WITHOUT, "off", "observe", "probe", "shadow", "canary", "active")
@@ -28,7 +28,7 @@ def train_in_turn(ways: Sequence[str]) -> dict[str, Any]:
     "ways", [ways if "ddp" in ways else pytest.param(ways, marks=pytest.mark.slow) for ways in TOGETHER]
 )
 def test_results_do_not_depend_on_an_agent_that_delays(ways: tuple[str, ...], tmp_path: Path) -> None:
-    ranks = results(run_ranks(train_in_turn, TOGETHER[ways], tmp_path, ways=ways))
+    ranks = run_ranks(train_in_turn, TOGETHER[ways], tmp_path, ways=ways)
     for way in ways:
         assert changed_by([rank[way] for rank in ranks]) == set(), way
 

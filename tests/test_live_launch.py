@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from commands import python
-from live_jobs import results, run_ranks
+from live_jobs import run_ranks
 from live_train import train
 
 from paceenv.core.errors import InputError
@@ -185,7 +185,7 @@ def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Pa
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
     """The losses of the ranks of a job like ``live_train.py`` without torchrun and without the agent."""
-    losses: list[list[float]] = results(run_ranks(train, 2, tmp_path_factory.mktemp("plain"), fails=False))
+    losses: list[list[float]] = run_ranks(train, 2, tmp_path_factory.mktemp("plain"), fails=False)
     return losses
 
 

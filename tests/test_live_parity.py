@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import torch
 import torch.distributed as dist
-from live_jobs import results, run_ranks
+from live_jobs import run_ranks
 
 from paceenv.core import pacing, signals, timing
 from paceenv.core.limits import LIMITS
@@ -78,7 +78,7 @@ with numba_cache(cache_directory()) as writable:
 
 def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    [live_rank, _] = results(run_ranks(skewed_job, 2, tmp_path, out=str(out)))
+    [live_rank, _] = run_ranks(skewed_job, 2, tmp_path, out=str(out))
     run = RunFolder(out)
     [path] = run.segments(run.latest())[0]
     operations_N = read_segment(path)[1].operations_N

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from live_bodies import attach_and_train
-from live_jobs import results, run_ranks
+from live_jobs import run_ranks
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 import paceenv
@@ -156,7 +156,7 @@ def test_settings_that_change_a_decision_must_agree_and_others_may_differ(
 
 @pytest.mark.slow
 def test_a_real_job_is_paced_only_with_an_agent_on_every_rank(tmp_path: Path) -> None:
-    ranks = [rank for rank in results(run_ranks(attach_and_train, 3, tmp_path, without=[0])) if rank]
+    ranks = [rank for rank in run_ranks(attach_and_train, 3, tmp_path, without=[0]) if rank]
     assert len({rank["attempt"] for rank in ranks}) == 1
     assert all(ATTEMPT.fullmatch(rank["attempt"]) for rank in ranks)
     assert sum(rank["pacing"]["taken"] for rank in ranks) == 0

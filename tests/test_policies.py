@@ -205,10 +205,3 @@ def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> 
     for tried in settings_of(grid(MECHANISMS)):
         step_E = sim.fork(np.arange(4)).run(np.tile(tried, (4, 1, 1, 1)), 20).mean(axis=1)
         assert (best_E <= step_E).all()
-
-
-def test_the_plan_beats_passive_where_pacing_can_help_and_equals_it_where_not() -> None:
-    for name, low, high in (("two-jobs", 0.8, 0.97), ("null-jitter", 1.0, 1.0)):
-        plan = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
-        passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
-        assert low <= plan.step_ET.mean() / passive.step_ET.mean() <= high, name

@@ -23,7 +23,9 @@ from safetensors.numpy import save
 from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.policies import policy_file as policy_file
+from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.learned import Learned
+from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.policy_file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -43,6 +45,15 @@ def learned(
         for a, b in itertools.pairwise(widths)
     ]
     return Learned(layers, mechanisms, **more)
+
+
+CANDIDATES: list[Candidate] = [{"slack": (0.02, 0.4)}, {"slack": (0.02, 0.2), "phase_shift": (0.1, 0.1)}]
+
+
+def random_policy() -> Distilled:
+    rng, inputs = np.random.default_rng(0), signals.SIGNALS + ObservationEMA([2, 12], 5).entries
+    layers = [(rng.normal(size=(b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in ((inputs, 9), (9, 2))]
+    return Distilled(layers, CANDIDATES, margin=0.1, hysteresis=0.2, memory_intervals=[2, 12], change_intervals=5)
 
 
 def content() -> PolicyFile:
@@ -79,28 +90,29 @@ def refused(path: Path, blob: bytes | None = None) -> str:
 
 REMEMBERING: dict[str, Any] = {"memory_intervals": (2, 9), "change_intervals": 4, "interval_iterations": 35}
 REMEMBERING |= {"activation": "silu", "squashes": True}
+DISTILLED = ("candidates", "margin", "hysteresis", "always", "preference")
 
 
 @pytest.mark.parametrize(
     "policy",
-    [learned(), learned((), ("paper",)), learned(inputs=4 * signals.SIGNALS, **REMEMBERING)],
-    ids=["plain", "without hidden layers", "with memory"],
+    [learned(), learned((), ("paper",)), learned(inputs=4 * signals.SIGNALS, **REMEMBERING), random_policy()],
+    ids=["plain", "without hidden layers", "with memory", "distilled"],
 )
 def test_round_trip_keeps_every_bit(tmp_path: Path, policy: Learned) -> None:
     before = dataclasses.replace(content(), policy=policy)
     save_policy(tmp_path / "mine.safetensors", before)
     after = load_policy(tmp_path / "mine.safetensors")
     assert after.policy.name == "mine"
-    for key in ("mechanisms", *REMEMBERING):
-        assert getattr(after.policy, key) == getattr(policy, key), key
+    for key in ("mechanisms", *REMEMBERING, *DISTILLED):
+        assert getattr(after.policy, key, None) == getattr(policy, key, None), key
     assert after.policy.calibrated_range == before.calibrated_range
     assert after.calibrated_range == before.calibrated_range
     assert after.provenance == before.provenance
-    for ours, theirs in zip(after.policy.layers, before.policy.layers, strict=True):
-        np.testing.assert_array_equal(ours[0], theirs[0])
-        np.testing.assert_array_equal(ours[1], theirs[1])
-    x = np.random.default_rng(1).uniform(-1, 1, (5, signals.SIGNALS)).astype(np.float32)
-    np.testing.assert_array_equal(after.policy.act(x), before.policy.act(x))
+    for layer, kept in zip(policy.layers, after.policy.layers, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(layer, kept, strict=True))
+    ours, theirs = after.policy, before.policy
+    for view in np.random.default_rng(1).uniform(-1, 1, (9, 5, signals.SIGNALS)).astype(np.float32):
+        np.testing.assert_array_equal(ours.decide(ours.inputs(view)), theirs.decide(theirs.inputs(view)))
 
 
 def test_digest_is_the_file_s_and_the_same_every_time(tmp_path: Path) -> None:

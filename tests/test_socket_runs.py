@@ -83,7 +83,7 @@ def slack_windows(policy: str, job: Recorded, rank: int) -> NDArray[np.float64]:
         pacer.iteration(
             job.comm_TR[t, rank], job.barrier_TR[t, rank], job.step_T[t], delay_s=float(job.delay_TR[t, rank])
         )
-        found.append(pacer._courses[0].settings_M2R[pacing.SLACK, pacing.WINDOW, 0])
+        found.append(pacer._courses[0].settings_M2R[pacing.SLACK][pacing.WINDOW][0])
     return np.minimum(found[100::20], ENOUGH)
 
 

@@ -51,16 +51,6 @@ def test_the_ceiling_of_normal_steps_is_known() -> None:
     assert (kinds(found), len(found.ordinary.levels)) == (set(), 1)
 
 
-@pytest.mark.parametrize("n", [12, 100])
-@pytest.mark.parametrize("spread", [0.02, 0.5])
-def test_the_ceiling_never_exceeds_what_the_fastest_step_gives(n: int, spread: float) -> None:
-    step_s = 1.0 + spread * np.random.default_rng(n).gamma(1.0, size=n)
-    found = diagnosed(step_s, averaged=10, every=10)
-    assert found.ceiling is not None
-    most = found.steady_s_V.mean() / found.steady_s_V.min() - 1.0
-    assert found.ceiling.low <= found.ceiling.value <= found.ceiling.high <= most + 1e-9
-
-
 def test_averaging_hides_what_single_steps_vary() -> None:
     single = 1.0 + 0.02 * np.random.default_rng(2).normal(size=(600, 32))
     found = diagnosed(single.mean(axis=1), every=32, averaged=32)

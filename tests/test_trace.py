@@ -17,15 +17,7 @@ from traced_jobs import STRAGGLER_DIR, needs_traces
 
 from paceenv.core import trace as trace_module
 from paceenv.core.errors import InputError
-from paceenv.core.trace import (
-    METADATA_KEY,
-    SCHEMA,
-    Trace,
-    TraceMetadata,
-    TraceWriter,
-    read_trace,
-    write_trace,
-)
+from paceenv.core.trace import METADATA_KEY, SCHEMA, Trace, TraceMetadata, TraceWriter, read_trace, write_trace
 from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.straggler import import_straggler
@@ -258,8 +250,6 @@ def test_straggler_import(tmp_path: Path) -> None:
     assert trace.column("micro_batch")[first_stage].tolist() == [-1, 0, 0, 1, 1, -1]
     assert trace.column("chunk")[first_stage].tolist() == [-1, 0, 0, 0, 0, -1]
     np.testing.assert_allclose(trace.column("start_s")[mine], [3.0, 3.5, 4.5, 4.5, 5.5, 5.75])
-    write_trace(trace, tmp_path / "t.parquet")
-    assert read_trace(tmp_path / "t.parquet") == trace
 
 
 @pytest.mark.parametrize(

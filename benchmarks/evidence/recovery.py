@@ -195,13 +195,9 @@ def recover(mechanism: str, seed: int) -> Case:
     iterations = round(float(_between(*LENGTHS)(rng)))
     trace = with_bytes(recorded(cluster, int(rng.integers(1 << 31)), iterations), cluster)
     fit = fit_trace(trace, base=cluster.changed(list(UNKNOWN)), program=False)
-    switches = [*dict.fromkeys(SWITCHES.values()), "tenants"]
-    there, seen = ([s for s in switches if _is_on(one, s)] for one in (cluster, fit.cluster))
+    switches = [*dict.fromkeys(SWITCHES.values()), "tenants.0.comm_share"]
+    there, seen = ([s for s in switches if truth(one, s)] for one in (cluster, fit.cluster))
     return Case(tuple(compare(fit, cluster)), tuple(there), tuple(seen), fit.mean_error)
-
-
-def _is_on(cluster: Cluster, switch: str) -> bool:
-    return bool(cluster.tenants) if switch == "tenants" else bool(truth(cluster, switch))
 
 
 def compare(fit: JobFit, cluster: Cluster) -> list[Recovered]:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,9 +61,6 @@ class Ended:
     code: int | None
     out: str
     err: str
-
-
-_references: dict[str, list[Ended]] = {}
 
 
 def run_job(run: Run, folder: Path, *, agent: bool, ranks: int = 0) -> list[Ended]:
@@ -110,13 +108,10 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     return codes
 
 
-def reference(run: Run, out: Path) -> list[Ended]:
-    """How the job ends without a fault and without the agent: a job that ends like that was not harmed."""
-    ranks = FAULTS[run.kind].ranks
-    key = f"reference_{ranks}_{run.seed}"
-    if key not in _references:
-        _references[key] = run_job(Run("no fault", "", run.seed), out / key, agent=False, ranks=ranks)
-    return _references[key]
+@cache
+def reference(ranks: int, seed: int, out: Path) -> list[Ended]:
+    """How a job ends without a fault and without the agent: one that ends like that was not harmed."""
+    return run_job(Run("no fault", "", seed), out / f"reference_{ranks}_{seed}", agent=False, ranks=ranks)
 
 
 def _port() -> int:
@@ -163,7 +158,7 @@ def _said(code: int | None) -> str:
 def measure(run: Run, folder: Path) -> dict[str, Any]:
     """Run a job with a fault in its folder, with the agent and without."""
     watched = run_job(run, folder / "watched", agent=True)
-    bare = reference(run, folder.parent)
+    bare = reference(FAULTS[run.kind].ranks, run.seed, folder.parent)
     found = differences(bare, watched, code_only=False)
     for _ in range(TRIES):
         if not found:

@@ -100,11 +100,6 @@ def start(run: Run, folder: Path) -> str:
     return f"exit code {code}" if code else ""
 
 
-def told(run: Run, folder: Path) -> list[dict[str, Any]]:
-    """The job's own figures, by rank."""
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(run.ranks)]
-
-
 def asked(folder: Path) -> tuple[dict[int, dict[str, Any]], str]:
     """What was said of a job: the ranks' status by rank, and the page."""
     paceenv = [sys.executable, "-c", "from paceenv.cli.application import main; main()"]
@@ -162,7 +157,8 @@ def measure(run: Run, folder: Path) -> dict[str, Any]:
         return {"verdict": FAILED, "named": [], "stated_s": None, "wanted_s": None, "why": problem}
     ranks, page = asked(folder)
     (folder / "page.txt").write_text(page)
-    return judge(run, ranks, page, told(run, folder))
+    figures = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(run.ranks)]
+    return judge(run, ranks, page, figures)
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:

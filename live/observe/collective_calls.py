@@ -176,9 +176,12 @@ class FunctionalCollectives:
 
     def install(self) -> None:
         try:
+            from torch.distributed import ProcessGroup, distributed_c10d
             from torch.distributed import _functional_collectives as module
         except ImportError:
             return
+        self._group_type: type = ProcessGroup
+        self._group_named: Any = getattr(distributed_c10d, "_resolve_process_group", None)  # private: it may go
         for name, op in FUNCTIONS.items():
             self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
         self._hooks.around(
@@ -186,8 +189,19 @@ class FunctionalCollectives:
         )
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = (*args[1:], *kwargs.values())
-        return next((group for argument in given if (group := _process_group(argument)) is not None), False)
+        for argument in (*args[1:], *kwargs.values()):
+            if (group := self._process_group(argument)) is not None:
+                return group
+        return False
+
+    def _process_group(self, argument: Any) -> Any:
+        """The process group in an argument: itself, a mesh, a mesh and its dimension, a name."""
+        if isinstance(argument, self._group_type):
+            return argument
+        if isinstance(argument, str):
+            return self._group_named(argument) if argument.isdecimal() else None
+        mesh, *dimension = argument if isinstance(argument, tuple) and len(argument) == 2 else (argument,)
+        return mesh.get_group(*dimension) if hasattr(mesh, "get_group") and hasattr(mesh, "mesh_dim_names") else None
 
     def _started(self, op: str) -> Any:
         def after(group: Any, result: Any) -> None:
@@ -211,18 +225,6 @@ class FunctionalCollectives:
 
 def _address(tensor: Any) -> int:
     return int(getattr(tensor, "elem", tensor).untyped_storage().data_ptr())
-
-
-def _process_group(argument: Any) -> Any:
-    """The process group in an argument of a functional collective: itself, a mesh, a mesh and its dimension, a name."""
-    from torch.distributed import ProcessGroup, distributed_c10d
-
-    if isinstance(argument, ProcessGroup):
-        return argument
-    if isinstance(argument, str) and argument.isdecimal():
-        return getattr(distributed_c10d, "_resolve_process_group")(argument)  # noqa: B009 private: it may go
-    mesh, *dimension = argument if isinstance(argument, tuple) and len(argument) == 2 else (argument,)
-    return mesh.get_group(*dimension) if hasattr(mesh, "get_group") and hasattr(mesh, "mesh_dim_names") else None
 
 
 class StreamWaits:

@@ -56,15 +56,25 @@ class Hooks:
         """Watch the iterations from now on, or none of them."""
         self.watching = watching and self._active
 
-    def guarded(self, function: Function, *, always: bool = True) -> Function:
+    def guarded(self, function: Function, *, always: bool = True, traced: bool = False) -> Function:
         """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive.
 
         Args:
             always: whether it is called in iterations that are not watched, too.
+            traced: whether ``torch.compile`` may trace the place: our code never becomes part of a graph.
         """
+        is_compiling = _is_compiling(traced)
+        if traced:
+            import torch
+
+            # PyTorch's own mark: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
+            disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+            disabled: Function = disable(self.guarded(function, always=always))
 
         def entry(*args: Any) -> None:
-            if self._active if always else self.watching:
+            if traced and is_compiling():
+                disabled(*args)
+            elif self._active if always else self.watching:
                 try:
                     if self._measures:
                         self._measured(function, *args)
@@ -116,23 +126,8 @@ class Hooks:
     def register(
         self, register: Function, function: Function, *, traced: bool = False, kept: bool = True, always: bool = True
     ) -> None:
-        """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle.
-
-        Args:
-            traced: whether ``torch.compile`` may trace the place: our code never becomes part of a graph.
-        """
-        entry = self.guarded(function, always=always)
-        if traced:
-            import torch
-
-            guarded, is_compiling = entry, torch.compiler.is_compiling
-            # PyTorch's own mark: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
-            disabled: Function = getattr(torch, "_disable_dynamo", torch.compiler.disable)(guarded)
-
-            def entry(*args: Any) -> None:
-                (disabled if is_compiling() else guarded)(*args)
-
-        handle = register(entry)
+        """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle."""
+        handle = register(self.guarded(function, always=always, traced=traced))
         if kept:
             self._handles.append(handle)
 
@@ -158,10 +153,10 @@ class Hooks:
         attribute = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
         if attribute is None:
             return
-        original, report = getattr(owner, name), self.report
+        original, report, is_compiling = getattr(owner, name), self.report, _is_compiling(traced)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self.watching and not (always and self._active):
+            if (traced and is_compiling()) or not (self.watching or (always and self._active)):
                 return original(*args, **kwargs)
             try:
                 token = self._measured(before, args, kwargs) if self._measures else before(args, kwargs)
@@ -187,7 +182,7 @@ class Hooks:
                 report(error)
             return result
 
-        self._replace(owner, name, attribute, original, watched, traced)
+        self._replace(owner, name, attribute, original, watched)
 
     def instead(
         self,
@@ -210,9 +205,11 @@ class Hooks:
         attribute = vars(owner).get(name)
         if attribute is None:
             return
-        original, report = getattr(owner, name), self.report
+        original, report, is_compiling = getattr(owner, name), self.report, _is_compiling(traced)
 
         def diverted(*args: Any, **kwargs: Any) -> Any:
+            if traced and is_compiling():
+                return original(*args, **kwargs)
             try:
                 result = divert(original, args, kwargs)
             except Exception as error:
@@ -220,20 +217,10 @@ class Hooks:
                 result = None
             return original(*args, **kwargs) if result is None else result
 
-        self._replace(owner, name, attribute, original, diverted, traced)
+        self._replace(owner, name, attribute, original, diverted)
 
-    def _replace(self, owner: Any, name: str, attribute: Any, original: Function, ours: Function, traced: bool) -> None:
-        replacement = ours
-        if traced:
-            import torch
-
-            is_compiling = torch.compiler.is_compiling
-
-            def unless_compiling(*args: Any, **kwargs: Any) -> Any:
-                return original(*args, **kwargs) if is_compiling() else ours(*args, **kwargs)
-
-            replacement = unless_compiling
-        replacement = functools.wraps(original)(replacement)
+    def _replace(self, owner: Any, name: str, attribute: Any, original: Function, ours: Function) -> None:
+        replacement = functools.wraps(original)(ours)
         if isinstance(owner, ModuleType):  # pickled by this name, so that another process finds its own plain function
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
         setattr(owner, name, replacement)
@@ -248,6 +235,15 @@ class Hooks:
                 setattr(owner, name, attribute)
         while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
             self._handles.pop().remove()
+
+
+def _is_compiling(traced: bool) -> Callable[[], bool]:
+    """Whether ``torch.compile`` runs what it traces; only asked at places that may be ``traced``."""
+    if not traced:
+        return bool
+    import torch
+
+    return torch.compiler.is_compiling
 
 
 def _in_a_step() -> bool:

@@ -56,7 +56,7 @@ class OptimizerTick:
         devices = [p.device for group in owner.param_groups for p in group["params"]] if owner is not None else []
         return next((device for device in devices if device.type == "cuda"), devices[0] if devices else None)
 
-    def _stepped(self, optimizer: Any, *arguments: Any) -> None:
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._owner is None or self._owner() is not optimizer:
             self._may_nest = True
             if self._is_nested() or not self._takes_over(optimizer):

@@ -96,10 +96,12 @@ class Shape:
 
     def signature(self, operations: Sequence[Operation]) -> int:
         """A number for the step's collectives, whatever their order and their sizes, which change with the batch."""
-        words = self._words
+        words, found = self._words, 0
         while len(words) < len(self._kinds):
             words.append(_word(self._kinds[len(words)]))
-        return sum([words[operation[0]] for operation in operations])
+        for operation in operations:
+            found += words[operation[0]]
+        return found
 
     def observe(self, operations: Sequence[Operation], step_s: float) -> bool:
         """Take in a step; returns whether it is regular."""
@@ -165,10 +167,14 @@ class Shape:
         """Time in collectives of the payload's group, and of groups with the same members, seconds."""
         carries = self._carries
         while len(carries) < len(self._kinds):
-            kind = self._kinds[len(carries)]
-            alike = kind.group == self.payload_group or self._members(kind.group) == self._members(self.payload_group)
-            carries.append(alike and _is_collective(kind) and not _only_synchronises(kind))
-        return sum([end_s - start_s for kind, start_s, end_s in operations if carries[kind]])
+            new = self._kinds[len(carries)]
+            alike = new.group == self.payload_group or self._members(new.group) == self._members(self.payload_group)
+            carries.append(alike and _is_collective(new) and not _only_synchronises(new))
+        found_s = 0.0
+        for kind, start_s, end_s in operations:
+            if carries[kind]:
+                found_s += end_s - start_s
+        return found_s
 
     def barrier_s(self, operations: Sequence[Operation]) -> float:
         """Time in the barrier that ends the step, seconds; 0 in a job without one."""

@@ -36,6 +36,8 @@ class Steps:
         self.shape = Shape(log.groups, log.kinds)
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
+        self._affordable = 0.0
+        """Operations of an iteration with which it stays so."""
         self.watched = 0
         """Ticks of which the rows were taken in."""
         self.irregular = 0
@@ -141,11 +143,13 @@ class Steps:
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
         self._forget()
-        if number >= ALL_WATCHED:
+        if number >= ALL_WATCHED and len(operations) > self._affordable:
             self._watch_less(len(operations), min(number // LEAST_SHARE, MAX_EVERY))
         if len(operations) > 1:
             operations = self._from_outside(operations)
-        fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
+        fits = start_s is not None and end_s > start_s
+        for _, begin_s, over_s in operations:
+            fits = fits and over_s >= begin_s
         if start_s is None or not fits:
             self.irregular += 1
             return None
@@ -196,8 +200,9 @@ class Steps:
         Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
         """
         fixed_us, each_us = DEVICE_US if self._log.on_device else HOST_US
-        while 2 * self.every <= most and fixed_us + each_us * operations > MEAN_US * self.every:
+        while operations > (MEAN_US * self.every - fixed_us) / each_us and 2 * self.every <= most:
             self.every *= 2
+        self._affordable = (MEAN_US * self.every - fixed_us) / each_us
 
     def _from_outside(self, operations: list[Operation]) -> list[Operation]:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""

@@ -144,7 +144,10 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if verdict:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
-        lines += _contest(own)
+        candidates = entry(own, "canary", "candidates")
+        for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
+            why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
+            lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
@@ -176,18 +179,9 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
         return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
     share = total(own, "shadow", "share") / len(own)
     return [
-        f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps)} steps of "
+        f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps / len(own))} steps of "
         f"{len(own)} ranks, {percent(share)} of the step on average"
     ]
-
-
-def _contest(own: Snapshot) -> list[str]:
-    """Several candidates of modes canary and active: each one's verdict."""
-    lines, candidates = [], entry(own, "canary", "candidates")
-    for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
-        why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
-        lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
-    return lines
 
 
 def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:

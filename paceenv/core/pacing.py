@@ -134,7 +134,7 @@ def bounded(delay_s: float, window_s: float) -> float:
         window_s: the longest delay allowed, seconds.
     """
     if delay_s > 0.0 and window_s > 0.0:
-        return min(delay_s, window_s)
+        return delay_s if delay_s < window_s else window_s
     return 0.0
 
 

@@ -338,9 +338,7 @@ def follow_waits(
         delay_R[r] = np.float32(asked_s)
 
 
-def use_slack(
-    rank: Rank, tick: Tick, settings_M2R: Settings, cap_s: float, pauses: bool
-) -> None:
+def use_slack(rank: Rank, tick: Tick, settings_M2R: Settings, cap_s: float, pauses: bool) -> None:
     """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
     step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_DELAY_S]
     closed = tick[slots.SLACK_CLOSED] > 0.0

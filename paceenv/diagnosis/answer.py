@@ -84,8 +84,8 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             late_hosts = find_late_hosts(matrix, diagnosis.arrivals, inputs.activity, clock_error_s=error_s)
             causes = tuple(_cured(cause, late_hosts) for cause in diagnosis.causes)
             alone = f"; {one_rank(inputs.activity)}" if len(matrix.ranks) < 2 and inputs.activity else ""
-            ended, refused = diagnosis.ended or broke_off, diagnosis.refused + alone
-            diagnosis = replace(diagnosis, ended=ended, refused=refused, causes=causes)
+            died, refused = diagnosis.ended or broke_off, diagnosis.refused + alone
+            diagnosis = replace(diagnosis, ended=died, refused=refused, causes=causes)
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
     last = (f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps if broke_off)

@@ -172,9 +172,8 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         operations = np.flatnonzero(matrix.is_op(op))
         own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
         most = _numbers(matrix, np.flatnonzero(own_R > 0.5 * own_R.max()))
-        evidence = (
-            f"{op} takes {name_ranks(most)} {duration(own_R.max())} a step, the others {duration(np.median(own_R))}"
-        )
+        most_s, usual_s = duration(own_R.max()), duration(np.median(own_R))
+        evidence = f"{op} takes {name_ranks(most)} {most_s} a step, the others {usual_s}"
         return Said(evidence, f"give the ranks equal work: spread {op}, or overlap it", ranks=most)
     excess_s = ((c.factors["rank"] - 1.0) * c.base_s * c.factors["stage"]).mean(axis=1)
     worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
@@ -234,9 +233,8 @@ def _place(matrix: OperationMatrix, operation: int) -> str:
 
     if not len(before):
         return f"before {name(int(after[0]))}" if len(after) else "of a step"
-    return (
-        f"between {name(int(before[-1]))} and {name(int(after[0]))}" if len(after) else f"after {name(int(before[-1]))}"
-    )
+    last = name(int(before[-1]))
+    return f"between {last} and {name(int(after[0]))}" if len(after) else f"after {last}"
 
 
 def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
@@ -337,10 +335,8 @@ def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
 
 def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = max(attribution.transfers.classes, key=lambda one: one.timeout_s)
-    late_ms = worst.timeout_s * 1e3
-    evidence = (
-        f"{worst.collapsed:.0%} of the {worst.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
-    )
+    more = f"{worst.timeout_s * 1e3:.0f} ms longer than the others"
+    evidence = f"{worst.collapsed:.0%} of the {worst.op}s take {more}, as after a timeout"
     if worst.op == "all_to_all":
         return Said(evidence, "deeper buffers or lossless links; staggering costs in an all_to_all")
     return Said(evidence, "deeper buffers, lossless links, a tree instead of a gather", "pacing (stagger)")

@@ -216,12 +216,10 @@ def _stalls(matrix: OperationMatrix, operation: Integers, v_NT: Array) -> NDArra
         flagged[mine] = relative_NT[mine] > stall_threshold(relative_NT[mine])
     if flagged.any():
         forward, backward = _pairs(matrix, operation)
-        if len(forward):
-            excess = relative_NT - 1.0
-            a, b = excess[forward], excess[backward]
-            both = (np.minimum(a, b) > 0.5 * np.maximum(a, b)) & (np.minimum(a, b) > 0.0)
-            flagged[forward] &= ~both
-            flagged[backward] &= ~both
+        a, b = relative_NT[forward] - 1.0, relative_NT[backward] - 1.0
+        both = (np.minimum(a, b) > 0.5 * np.maximum(a, b)) & (np.minimum(a, b) > 0.0)
+        flagged[forward] &= ~both
+        flagged[backward] &= ~both
     return flagged
 
 
@@ -282,16 +280,12 @@ def _rank_factors(
 
 def _pairs(matrix: OperationMatrix, operation: Integers) -> tuple[Integers, Integers]:
     """Positions of forward and backward computes of the same rank, micro-batch and chunk."""
-    ops = matrix.is_op("forward-compute")[operation], matrix.is_op("backward-compute")[operation]
-    keys = [
-        {
-            (int(matrix.rank_N[n]), int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n]), int(matrix.position_N[n])): i
-            for i, n in zip(np.flatnonzero(is_op).tolist(), operation[is_op].tolist(), strict=True)
-        }
-        for is_op in ops
-    ]
-    both = sorted(keys[0].keys() & keys[1].keys())
-    return np.array([keys[0][k] for k in both], np.int64), np.array([keys[1][k] for k in both], np.int64)
+    about = (matrix.rank_N, matrix.micro_batch_N, matrix.chunk_N, matrix.position_N)
+    keys = list(zip(*(column[operation].tolist() for column in about), strict=True))
+    passes = (np.flatnonzero(matrix.is_op(f"{way}-compute")[operation]) for way in ("forward", "backward"))
+    forward, backward = ({keys[i]: i for i in of.tolist()} for of in passes)
+    both = sorted(forward.keys() & backward.keys())
+    return np.array([forward[k] for k in both], np.int64), np.array([backward[k] for k in both], np.int64)
 
 
 def _data(matrix: OperationMatrix, operation: Integers, left_NT: Array) -> tuple[Array, float]:

@@ -228,6 +228,7 @@ def _sorted(
     place[order] = np.arange(len(tasks))
     before = [[m for m in earlier if place[of[m]] < place[of[n]]] for n, earlier in enumerate(before)]
     sizes = np.array([len(tasks[k]) for k in order], np.int64)
+    queued = [len(tasks[k]) > 1 and matrix.ops[matrix.op_N[tasks[k][0]]] in QUEUED_OPS for k in order]
     return Graph(
         task_K=np.concatenate([[0], np.cumsum(sizes)]),
         member_N=np.array([n for k in order for n in tasks[k]], np.int64),
@@ -235,7 +236,5 @@ def _sorted(
         before=np.array([m for b in before for m in b], np.int64),
         meets_N=np.array([len(tasks[k]) > 1 for k in of], np.bool_),
         task_of_N=place[task_of_N],
-        queued_K=np.array(
-            [len(tasks[k]) > 1 and matrix.ops[matrix.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_
-        ),
+        queued_K=np.array(queued, np.bool_),
     )

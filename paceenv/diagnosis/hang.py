@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paceenv.core.wording import format_list, name_ranks
 from paceenv.diagnosis.standstill import Root, Standstill, Wait
@@ -35,19 +34,13 @@ NEXT: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(NamedTuple):
     """One collective that its members entered differently, which can never match."""
 
     group: Group
     seq: int
     what: str  # "operation", "type" or "size"
-    variants: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered and by which ranks, most ranks first
-
-    @property
-    def text(self) -> str:
-        said = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in self.variants)
-        return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
+    text: str  # what was entered and by which ranks, most ranks first
 
 
 class Hang:
@@ -108,15 +101,9 @@ class Hang:
 
     def _first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""
-        missed = [
-            unit
-            for units in self.job.pending.values()
-            for unit in units
-            if rank != unit.rank
-            and rank in unit.group.ranks
-            and (rank in self.stopped or not unit.is_p2p)
-            and rank in self.job.not_entered(unit)
-        ]
+        pending = (unit for units in self.job.pending.values() for unit in units if rank in unit.group.ranks)
+        of_others = (unit for unit in pending if unit.rank != rank and (rank in self.stopped or not unit.is_p2p))
+        missed = [unit for unit in of_others if rank in self.job.not_entered(unit)]
         return min(missed, key=lambda unit: (unit.is_p2p, unit.entries[0].created_s), default=None)
 
     @cached_property
@@ -130,9 +117,8 @@ class Hang:
             return self.apart
         said = [mismatch.text for mismatch in self.mismatches]
         said += [text for text in (self._stopped_text(), self._blind_text(), self._no_dump_text()) if text]
-        said += [
-            self._circle_text(r) if r.kind == "circle" else self._stuck_text(r) for r in self._roots("stuck", "circle")
-        ]
+        held = self._roots("stuck", "circle")
+        said += [self._circle_text(root) if root.kind == "circle" else self._stuck_text(root) for root in held]
         if len(self.suspects) > len(self.stopped) > 0:
             said.insert(0, f"{len(self.suspects)} suspects, {name_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
@@ -237,9 +223,8 @@ class Hang:
 
     def _not_begun(self, root: Root) -> tuple[int, ...]:
         """Ranks of a root whose devices were not seen to begin what they wait in, if those of others were."""
-        late = tuple(
-            rank for rank in root.ranks if all(entry.state == "scheduled" for entry in self.waits[rank].unit.entries)
-        )
+        entries = {rank: self.waits[rank].unit.entries for rank in root.ranks}
+        late = tuple(rank for rank in root.ranks if all(entry.state == "scheduled" for entry in entries[rank]))
         return late if len(late) < len(root.ranks) else ()
 
     def ends(self) -> dict[int, tuple[int, ...]]:
@@ -311,9 +296,12 @@ def _mismatches(job: Standstill) -> tuple[Mismatch, ...]:
     for group, units_R in first.items():
         seq = min(unit.seq for unit in units_R.values())
         what, said = _compare({rank: unit for rank, unit in units_R.items() if unit.seq == seq})
-        variants = [(name, tuple(sorted(r for r in said if said[r] == name))) for name in dict.fromkeys(said.values())]
         if what:
-            mismatches.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
+            variants = {name: [rank for rank in said if said[rank] == name] for name in said.values()}
+            most_first = sorted(variants.items(), key=lambda variant: -len(variant[1]))
+            listed = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in most_first)
+            text = f"collective {seq} of {group.text} does not match in {what}: {listed}"
+            mismatches.append(Mismatch(group, seq, what, text))
     return tuple(mismatches)
 
 
@@ -322,9 +310,8 @@ def _apart(job: Standstill) -> str:
 
     All that the watchdog says is the number: the programs called a different number of collectives, or other ones.
     """
-    stuck = {
-        rank: unit for rank, units in job.units.items() for unit in units[:1] if not unit.is_done and not unit.is_p2p
-    }
+    first = {rank: units[0] for rank, units in job.units.items() if units}
+    stuck = {rank: unit for rank, unit in first.items() if not (unit.is_done or unit.is_p2p)}
     for group in {unit.group: None for unit in stuck.values()}:
         in_it: dict[tuple[int, str], list[int]] = defaultdict(list)
         for rank, unit in stuck.items():

@@ -39,10 +39,7 @@ _WHY: Final[dict[Reason, tuple[str, str]]] = {
         "its kernels take {extra} more than its peers' for the same work",
         "look at this device's clock, temperature and share of the work",
     ),
-    "copies": (
-        "its copies take {extra} more than its peers'",
-        "look at pinned memory and the bus of this device",
-    ),
+    "copies": ("its copies take {extra} more than its peers'", "look at pinned memory and the bus of this device"),
     "launch": (
         "its host launched late, {extra} after its peers'",
         "look at what its host did before: data loader, garbage collection, other processes",

@@ -91,17 +91,15 @@ def find_lateness(
     alone = [matrix.ranks[places[0]] for places in groups if len(places) == 1]
     own_s_RT = own_work(matrix)
     why_not = _why_not(matrix, len(alone), own_s_RT)
-    watched = slice(0, 0 if why_not else None)
-    findings = watch.find_late_ranks(
-        own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=groups
-    )
+    seen = slice(0, 0 if why_not else None)
+    table = own_s_RT.T[seen], matrix.step_s_T[seen], matrix.iteration_T[seen]
+    findings = watch.find_late_ranks(*table, alike=groups)
     late, past = (
         tuple(_team(matrix, team, findings.step_s) for team in words.teams(rows, TOGETHER_STEPS))
         for rows in (findings.late, findings.past)
     )
-    places: dict[str, Mapping[int, Hashable]] = {common_place.HOST: hosts} if hosts else {}
-    if len(groups) > 1:
-        places = {common_place.STAGE: dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))} | places
+    stages: dict[int, int] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
+    places: dict[str, Mapping[int, Hashable]] = {common_place.STAGE: stages, common_place.HOST: hosts or {}}
     ranks = [rank for team in late for rank in team.ranks]
     place = tuple(filter(None, [common_place.in_common(ranks, matrix.ranks, places)]))
     if findings.pattern == watch.IN_TURNS:

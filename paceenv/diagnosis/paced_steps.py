@@ -45,9 +45,11 @@ class PacedSteps:
         steps = f"{with_delays}, {self.plain} without {duration(self.plain_s)}"
         if not self.gain.is_bounded:
             return f"measured: {self.gain.value:+z.1%} throughput; no interval, as they do not take turns; {steps}"
-        return (
-            f"measured: {self.gain.value:+z.1%} throughput [{self.gain.low:+z.1%} to {self.gain.high:+z.1%}]; {steps}"
-        )
+        return f"measured: {in_words(self.gain)}; {steps}"
+
+
+def in_words(gain: Interval) -> str:
+    return f"{gain.value:+z.1%} throughput [{gain.low:+z.1%} to {gain.high:+z.1%}]"
 
 
 def measure_pacing(matrix: OperationMatrix) -> PacedSteps | None:

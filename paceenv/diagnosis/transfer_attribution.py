@@ -92,9 +92,8 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
         seconds = _contend(last_KT[chain[0].tasks_K], chain)
         if seconds is not None:
             mine = (np.concatenate([one.members[k] for one in chain]) for k in range(chain[0].groups))
-            uplinks.append(
-                Shared(chain[0].tasks_K, tuple(np.flatnonzero(np.isin(operation, m)) for m in mine), *seconds)
-            )
+            places = tuple(np.flatnonzero(np.isin(operation, m)) for m in mine)
+            uplinks.append(Shared(chain[0].tasks_K, places, *seconds))
         link_K = _links(np.sum([one.left_KT for one in chain], axis=0))
         for one in chain:
             one.link_K, one.left_KT = link_K, one.left_KT / link_K[:, None]

@@ -48,9 +48,8 @@ class Change:
 def of_log(log: StepLog) -> dict[str, Array]:
     """Step times and parts of ordinary steps."""
     plain_V = split(log).plain_V
-    return {STEP if log.of == STEP else f"time of a {log.of}": log.step_s_V[plain_V]} | {
-        name: part_V[plain_V] for name, part_V in log.phases.items()
-    }
+    parts = {STEP if log.of == STEP else f"time of a {log.of}": log.step_s_V, **log.phases}
+    return {name: part_V[plain_V] for name, part_V in parts.items()}
 
 
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:

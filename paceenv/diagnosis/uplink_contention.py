@@ -53,10 +53,8 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
     start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T) / typical_s
     level_K = np.median(lasts_KT[:, at], axis=1)
     scales = ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
-    best = min(
-        (_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales),
-        key=lambda fit: fit.criterion,
-    )
+    fits = [_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales]
+    best = min(fits, key=lambda fit: fit.criterion)
     if best.unexplained < 1e-8:
         return unknown  # starts and durations never vary: nothing shows what the groups cost each other
     alone_s, work_s = (typical_s * x for x in best.model.seconds(best.theta))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 from paceenv.core.intervals import Interval
 from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
-from paceenv.diagnosis.paced_steps import PacedSteps
+from paceenv.diagnosis.paced_steps import PacedSteps, in_words
 from paceenv.diagnosis.self_check import REPLAY_FAILS
 
 INSUFFICIENT: Final = "insufficient evidence"
@@ -99,7 +99,7 @@ class Paced:
 
     @property
     def text(self) -> str:
-        return f"{self.policy} {_gain(self.gain)}"
+        return f"{self.policy} {in_words(self.gain)}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Verdict:
         if self.claim == "not simulated":
             return f"{cause.advice}; {cause.pacing} may help (not simulated here)"
         words = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
-        seen = [f"measured in this file: {_gain(self.measured)}"] if self.measured else []
+        seen = [f"measured in this file: {in_words(self.measured)}"] if self.measured else []
         seen += [f"simulated: {self.best.text}"] if self.best else []
         return f"{cause.advice}; or {cause.pacing}, {words[self.claim]} ({'; '.join(seen)})"
 
@@ -235,7 +235,7 @@ def _measured(gain: Interval, pacing: Pacing, best: Paced | None) -> str:
         "makes no difference": "the pacing in this file makes no difference",
         "is open": "whether pacing helps is open",
     }
-    said = f"{words[word_of(gain)]} (measured in this file: {_gain(gain)}"
+    said = f"{words[word_of(gain)]} (measured in this file: {in_words(gain)}"
     if best is None:
         return f"{said}; other settings were not simulated{f': {pacing.why_not}' if pacing.why_not else ''})"
     said += f"; simulated: {best.text}{f'; a sketch: {pacing.doubt}' if pacing.doubt else ''})"
@@ -245,7 +245,3 @@ def _measured(gain: Interval, pacing: Pacing, best: Paced | None) -> str:
     if best.gain.low > gain.high or best.gain.high < gain.low:
         return f"{said}, which disagree: the measurement counts, for the settings that were measured"
     return said
-
-
-def _gain(gain: Interval) -> str:
-    return f"{gain.value:+z.1%} throughput [{gain.low:+z.1%} to {gain.high:+z.1%}]"

@@ -246,9 +246,8 @@ def _ras(lines: Iterable[str]) -> tuple[str, ...]:
         many = max(len(missing), len(places)) > 1
         who = name_ranks(missing) if missing else "processes" if many else "a process"
         where = f" ({'; '.join(list(places)[:4])})" if places else ""
-        said.insert(
-            0, f"{who}{where} {'do not answer: they have' if many else 'does not answer: it has'} died or hangs"
-        )
+        silent = "do not answer: they have" if many else "does not answer: it has"
+        said.insert(0, f"{who}{where} {silent} died or hangs")
     if states and not said:
         said = [f"NCCL RAS says {', '.join(states)}, and names no rank"]
         if [*states] == ["RUNNING OK"]:

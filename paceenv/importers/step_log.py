@@ -195,10 +195,9 @@ class _Lines:
     def _add_text(self, text: str, rank: int | None) -> None:
         head, _, parts = without_dates(text).partition(_ALL_MS)
         numbers = [(one, role_of(one.name, one.unit)) for one in numbers_in(head)]
-        timers = [(one.name.rpartition("|")[2], one.value) for one in numbers_in(parts)] if parts else []
-        for name, value in timers:
-            plain = name.strip(" :").replace("_", " ").replace("-", " ")
-            numbers.append((Named(plain, value), Role("phase", plain, unit=1e-3)))
+        for one in numbers_in(parts):
+            name = one.name.rpartition("|")[2].strip(" :").replace("_", " ").replace("-", " ")
+            numbers.append((Named(name, one.value), Role("phase", name, unit=1e-3)))
         self._take(numbers, stamp_in(text), rank, text)
 
     def add_row(self, row: Mapping[Any, Any], source: str, rank: int | None = None) -> None:

@@ -21,7 +21,7 @@ from paceenv.importers.inputs import read_inputs
 
 Rng = np.random.Generator
 Columns = dict[str, Any]
-RIGHT, OPEN, REFUSED, WRONG = "right", "cannot be determined", "refused as input", "wrong"
+RIGHT, OPEN, WRONG = "right", "open", "wrong"
 TRUE_CAUSES: Final = {
     "bytedance-straggler/trace-AR.parquet": (names.SLOW_RANK, names.STAGE),
     "bytedance-straggler/trace-SE.parquet": (names.DATA,),
@@ -129,12 +129,11 @@ def answer(rng: Rng, source: str, trace: Trace) -> tuple[str, str]:
             columns = damage(rng, columns)
     said_ranks = trace.metadata.ranks if rng.random() < 0.5 else ()
     told = f"{source}: {[damage.__name__ for damage in chosen]}, {'with' if said_ranks else 'no'} metadata"
+    about = TraceMetadata({"name": source}, said_ranks, trace.metadata.source)
     try:
-        found = diagnose(
-            Trace.from_columns(columns, TraceMetadata({"name": source}, said_ranks, trace.metadata.source))
-        )
+        found = diagnose(Trace.from_columns(columns, about))
     except InputError as error:
-        return REFUSED, f"{told}: {error}"
+        return OPEN, f"{told}: {error}"
     first = found.causes[0].cause if found.causes else "healthy"
     kind = RIGHT if first in TRUE_CAUSES[source] else WRONG
     return OPEN if found.verdict.startswith((UNDETERMINED, INSUFFICIENT)) else kind, f"{told}: {found.verdict}"

@@ -41,17 +41,3 @@ def written(folder: Path, profiles: dict[str, Any]) -> list[Path]:
 def dump_of(rank: int) -> dict[str, Any]:
     """A Flight Recorder dump: an all-gather and an all-reduce in each of twelve steps."""
     return data_parallel(2, 12).run().dump(rank, status=False)
-
-
-_PLACE = "    time   algbw   busbw #wrong"
-_ROWS = (
-    (1024, 256, 11.2, 0.09),
-    (65536, 16384, 14.0, 4.68),
-    (1 << 20, 1 << 18, 35.0, 29.96),
-    (1 << 28, 1 << 26, 2345.0, 114.47),
-)
-TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\n" + "".join(
-    f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
-    for size, count, us, rate in _ROWS
-)
-"""Output of a program of nccl-tests."""

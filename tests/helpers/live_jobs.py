@@ -107,12 +107,11 @@ def run_ranks(
     deadline_s: float = DEADLINE_S,
     environ: Mapping[str, str] | None = None,
     backend: str = "gloo",
-    check: bool = True,
     **parameters: Any,
-) -> list[Ended]:
-    """Run ``body(**parameters)`` on every rank of a job; parameters and results are JSON.
+) -> list[Any]:
+    """What ``body(**parameters)`` returns on every rank of a job; parameters and results are JSON.
 
-    The environment is torchrun's. ``folder`` takes logs and results. With ``check`` a rank that fails fails the test.
+    The environment is torchrun's. ``folder`` takes logs and results. A rank that fails fails the test.
     """
     server, folder = _fork_server(), folder / f"job{next(_ports)}"
     folder.mkdir(parents=True)
@@ -129,8 +128,8 @@ def run_ranks(
     in_time = _wait(server, pids, deadline_s)
     ended = [_ended(folder, rank, server.exit_codes.pop(pid)) for rank, pid in enumerate(pids)]
     assert in_time, f"not through after {deadline_s:g} s\n{printed(ended)}"
-    assert not check or not any(rank.exit_code for rank in ended), f"a rank failed\n{printed(ended)}"
-    return ended
+    assert not any(rank.exit_code for rank in ended), f"a rank failed\n{printed(ended)}"
+    return [rank.result for rank in ended]
 
 
 def _wait(server: ForkServer, pids: Sequence[int], deadline_s: float) -> bool:
@@ -171,8 +170,3 @@ def root_and(*tools: str) -> None:
 def printed(ended: Sequence[Ended]) -> str:
     """What the ranks of a job printed, for a failure's message."""
     return "\n".join(f"--- rank {rank.rank}, exit code {rank.exit_code}\n{rank.output}" for rank in ended)
-
-
-def results(ended: Sequence[Ended]) -> list[Any]:
-    """What the body returned on every rank, in order of rank."""
-    return [rank.result for rank in ended]

@@ -90,11 +90,8 @@ def tqdm(step_s_T: Array) -> str:
     """A bar redrawn with carriage returns, whose times are whole seconds."""
     text, n = "", len(step_s_T)
     for i, t in enumerate(np.cumsum(step_s_T), 1):
-        text += (
-            f"\r{100 * i // n:3d}%|███   | {i}/{n} [{int(t) // 60:02d}:{int(t) % 60:02d}<10:00,  1.07s/it, loss=2.3]"
-        )
-        if i % 50 == 0:
-            text += f"\rValidation: {i}/{n} [00:01<00:00, 99.0it/s]\n"
+        text += bar(i, n, float(t), unit="it/s, loss=2.3")
+        text += bar(i, n, 1.0, "Validation: ") + "\n" if i % 50 == 0 else ""
     return text + "\n"
 
 

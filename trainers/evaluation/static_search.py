@@ -87,11 +87,6 @@ class Problem:
         return np.stack([useful_E, step_ET.std(axis=1) / step_ET.mean(axis=1)]).reshape(2, len(settings), -1)
 
 
-def singles(mechanisms: Sequence[Mechanism]) -> list[Candidate]:
-    """One mechanism at a time, on its default grid."""
-    return [{m: pair} for m in mechanisms for pair in itertools.product(*GRID[m])]
-
-
 def joint(settings: Sequence[Candidate], value_S: NDArray[np.float64], combine: int) -> list[Candidate]:
     """The best settings of each mechanism together with those of other mechanisms."""
     order = np.argsort(-value_S, kind="stable")
@@ -141,7 +136,8 @@ def search_static(suite: Suite, title: str = "") -> StaticSearch:
     loaded = [case.load() for case in suite.cases]
     count = max(suite.seeds // SEEDS_SHARE, -(-LEAST_EPISODES // len(loaded)))
     seeds = np.arange(count) + suite.first_seed + 10 * suite.seeds
-    weights, settings = np.array([case.weight for case in suite.cases]), singles(suite.mechanisms)
+    weights = np.array([case.weight for case in suite.cases])
+    settings: list[Candidate] = [{m: pair} for m in suite.mechanisms for pair in itertools.product(*GRID[m])]
     with output.progress(title, 1, shown=bool(title)) as done:
         problem = Problem(loaded, seeds, suite.iterations, threads=len(os.sched_getaffinity(0)), limits=suite.limits)
         gain_SCE = problem.score(settings, lambda share: done(0.5 * share))[0]

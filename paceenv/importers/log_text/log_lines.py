@@ -88,9 +88,8 @@ def stamp_in(text: str) -> Number | None:
     """The time stamp at the beginning of a line, if there is one."""
     head = text[:_MAX_HEAD]
     if (match := _DATE.search(head)) is not None:
-        year, month, day = (
-            match[a] or match[b] or c for a, b, c in (("y", "y2", "1972"), ("m", "m2", ""), ("d", "d2", ""))
-        )
+        parts = ("y", "y2", "1972"), ("m", "m2", ""), ("d", "d2", "")
+        year, month, day = (match[a] or match[b] or c for a, b, c in parts)
         clock = map(int, match["clock"].split(":"))
         try:
             zone = datetime.strptime(match["zone"], "%z").tzinfo if match["zone"] else UTC

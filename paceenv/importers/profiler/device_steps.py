@@ -136,17 +136,9 @@ def find_device(table: EventTable) -> Device | None:
         marks = step_marks(table, device=True)
         marks = marks if len(marks) else host
         step_D = marks.at(table.start_us_E[event_D])
-    begin_us_T, end_us_T = _bounds(table, event_D, step_D, len(marks))
-    return Device(
-        event_D,
-        launch_D,
-        step_D,
-        is_collective_E[event_D],
-        marks.number_T,
-        begin_us_T,
-        end_us_T,
-        len(operations) - len(mine),
-    )
+    bounds = _bounds(table, event_D, step_D, len(marks))
+    left_out = len(operations) - len(mine)
+    return Device(event_D, launch_D, step_D, is_collective_E[event_D], marks.number_T, *bounds, left_out)
 
 
 def _launches(table: EventTable, event_D: Integers) -> Integers:

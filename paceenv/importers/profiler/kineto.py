@@ -21,13 +21,7 @@ from paceenv.importers.collective_names import is_number
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.profiler.collective_events import MARKED, host_collectives
 from paceenv.importers.profiler.device_activity import device_activity
-from paceenv.importers.profiler.device_steps import (
-    STEP,
-    Device,
-    find_device,
-    host_marks,
-    stepping_processes,
-)
+from paceenv.importers.profiler.device_steps import STEP, Device, find_device, host_marks, stepping_processes
 from paceenv.importers.profiler.event_columns import EventTable, Integers, read_events
 from paceenv.importers.timelines import Collective, Step, Timeline, inside_of, union
 

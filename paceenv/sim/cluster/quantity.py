@@ -56,7 +56,7 @@ class Normal(Config):
     def at(self, u_E: Array) -> Array:
         """Its values at probabilities."""
         mean, sd = self.normal
-        return np.clip(mean + sd * ndtri(u_E), *self.within)
+        return np.asarray(np.clip(mean + sd * ndtri(u_E), *self.within))
 
 
 class PowerLaw(Config):

@@ -33,8 +33,9 @@ def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.fl
 
 
 def warm_nodes(job: Any, ranks: int) -> int:
-    """How many nodes warm up: 0 for a job without power figures."""
-    return ranks // job["ranks_per_node"] if job["compute_w"] > 0.0 else 0
+    """How many nodes warm up: 0 where heat changes nothing."""
+    is_felt = job["heat_slowdown"] > 0.0 or job["failure_heat"] > 0.0
+    return ranks // job["ranks_per_node"] if is_felt and job["compute_w"] > 0.0 else 0
 
 
 def slow_down(view: View, scratch: Scratch) -> None:

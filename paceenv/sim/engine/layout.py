@@ -202,7 +202,7 @@ class State(NamedTuple):
     noise_ENR: NDArray[np.float32]
     """``(E, NOISE_FIELDS, R)``: lasting factors of each rank, no unit."""
     heat_EHN: NDArray[np.float32]
-    """``(E, HEAT_FIELDS, R)``: heat (no unit) and compute time (seconds) of each node, those of power figures."""
+    """``(E, HEAT_FIELDS, R)``: heat (no unit) and compute time (seconds) of each node; 0 where heat changes nothing."""
     start_ER: NDArray[np.float32]
     """``(E, R)``: when each rank started its step, seconds, at most 0; only with staleness."""
     group_ENG: NDArray[np.float64]

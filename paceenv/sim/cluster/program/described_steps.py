@@ -151,15 +151,15 @@ class _Role:
 
     def _segments(self, backward: bool) -> list[list[Piece]]:
         """A pass of the stage, segment by segment, in the order of computing."""
-        cuts, head = self.passes.cuts(), list[Piece]()
+        cuts = self.passes.cuts()
+        segments = [self.passes.segment(layers, backward=backward) for layers in (cuts[::-1] if backward else cuts)]
         if self.stage == self.workload.pipeline_parallel - 1:
             head = self.passes.head(backward=backward)
-        if backward:
-            segments = [self.passes.backward(layers) for layers in reversed(cuts)]
-            return [head + segments[0], *segments[1:]]
-        segments = [self.passes.forward(layers) for layers in cuts]
-        segments[-1] = segments[-1] + head
-        if self.stage == 0:  # the token embedding is cut by rows, so that its outputs are summed
+            if backward:
+                segments[0] = head + segments[0]
+            else:
+                segments[-1] = segments[-1] + head
+        if self.stage == 0 and not backward:  # the token embedding is cut by rows, so that its outputs are summed
             segments[0] = self.passes.tensor(1) + segments[0]
         return segments
 
@@ -202,25 +202,18 @@ class _Role:
 
     def _fully_sharded(self) -> None:
         """ZeRO-3: weights are gathered one segment ahead, gradients reduced behind."""
-        passes = {backward: self._segments(backward) for backward in (False, True)}
         cuts = self.passes.cuts()
-        sizes = {False: cuts, True: cuts[::-1]}
-        order = [
-            (backward, k)
-            for _ in range(self.workload.micro_batches)
-            for backward in (False, True)
-            for k in range(len(cuts))
-        ]
-        is_sharded = self.replicas > 1
-        there = [self._sharded("all_gather", cuts[0])] if is_sharded else []
-        for (backward, k), ahead in zip(order, [*order[1:], None], strict=True):
+        passes = [(layers, False, pieces) for layers, pieces in zip(cuts, self._segments(False), strict=True)]
+        passes += [(layers, True, pieces) for layers, pieces in zip(cuts[::-1], self._segments(True), strict=True)]
+        passes *= self.workload.micro_batches
+        gathered = [layers for layers, *_ in passes] if self.replicas > 1 else []
+        there = [self._sharded("all_gather", layers) for layers in gathered[:1]]
+        for k, (layers, backward, pieces) in enumerate(passes):
             self._rows += there
-            there = []
-            if is_sharded and ahead is not None:
-                there = [self._sharded("all_gather", sizes[ahead[0]][ahead[1]])]
-            self._run(passes[backward][k])
-            if backward and is_sharded:
-                self._held.append(self._sharded("reduce_scatter", sizes[True][k]))
+            there = [self._sharded("all_gather", ahead) for ahead in gathered[k + 1 : k + 2]]
+            self._run(pieces)
+            if backward and gathered:
+                self._held.append(self._sharded("reduce_scatter", layers))
 
     def _finish(self) -> None:
         """After the last backward: what is under way, weights that ZeRO gathers, what is summed last."""

@@ -64,14 +64,11 @@ class Passes:
             most = min(max(STEP_SEGMENTS // one.micro_batches, MIN_SEGMENTS), MAX_SEGMENTS)
         return segments(one.model.layers // one.pipeline_parallel, most)
 
-    def forward(self, layers: int) -> list[Piece]:
-        """Of so many layers."""
-        return _joined(self._pass(layers, backward=False))
-
-    def backward(self, layers: int) -> list[Piece]:
-        """Of so many layers, with what is computed anew."""
-        again = self._pass(layers, backward=False, host=False) if self.workload.recompute == "full" else []
-        return _joined([*again, *self._pass(layers, backward=True)])
+    def segment(self, layers: int, *, backward: bool) -> list[Piece]:
+        """A pass of so many layers, with what backward computes anew."""
+        is_again = backward and self.workload.recompute == "full"
+        again = self._pass(layers, backward=False, host=False) if is_again else []
+        return _joined([*again, *self._pass(layers, backward=backward)])
 
     def head(self, *, backward: bool) -> list[Piece]:
         """The output layer, at the end of the last stage."""
