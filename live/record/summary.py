@@ -174,12 +174,12 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
     own = [s for s in ranks if number(s, "shadow", "steps")]
     if not own:
         return []
-    steps, delays = total(own, "shadow", "steps"), total(own, "shadow", "count")
+    steps, delays = total(own, "shadow", "steps") / len(own), total(own, "shadow", "count")
     if not delays:
         return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
     share = total(own, "shadow", "share") / len(own)
     return [
-        f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps / len(own))} steps of "
+        f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps)} steps of "
         f"{len(own)} ranks, {percent(share)} of the step on average"
     ]
 

@@ -39,6 +39,7 @@ def write_json(data: Any, where: str | None) -> bool:
             sys.stdout.write(text)
         else:
             atomic_write(where, text.encode())
+            say(f"wrote {where}")
     return where != "-"
 
 
