@@ -57,6 +57,7 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
     [
         (["simulat", "null-jitter"], "did you mean simulate"),
         (["simulate", "no/such/file.yaml"], "no such file"),
+        (["nosuch.log"], "nosuch.log: no such file"),
         (["simulate", "null-jitter", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
         (["simulate", "null-jitter", "--nodes", "0"], "--nodes"),
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),

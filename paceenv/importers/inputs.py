@@ -67,7 +67,7 @@ class Inputs:
         if self.why_no_trace:
             raise InputError(self.why_no_trace)
         if self.dumps:
-            raise InputError(f"dumps have no steps; paceenv diagnose {self.dumps[0].path.parent} says who is waited for")
+            raise InputError(f"dumps have no steps; paceenv diagnose {self.dumps[0].path.parent} reads them")
         if self.tables:
             source = self.tables[0].source
             raise InputError(f"{source}: a bandwidth table, no trace; allowed: paceenv calibrate {source}")
