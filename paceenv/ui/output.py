@@ -39,7 +39,6 @@ def write_json(data: Any, where: str | None) -> bool:
             sys.stdout.write(text)
         else:
             atomic_write(where, text.encode())
-            say(f"wrote {where}")
     return where != "-"
 
 
