@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change, apply
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
 
+SEEDS = 32
+"""Runs of each row; two or more of each drawn cluster."""
 MIN_SEEDS = 2
 """Of each drawn cluster, to separate differences between runs from differences between clusters."""
 MEASURED_RUNS = 16
@@ -78,17 +80,15 @@ def predict(
     baseline: Baseline,
     changes: Sequence[Change],
     *,
-    seeds: int,
+    seeds: int = SEEDS,
     iterations: int,
-    clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
     check(baseline, changes)
-    known = drawn(baseline) if clusters is None else clusters
+    known = drawn(baseline)
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
     seeds_DS = np.arange(len(known) * per_draw).reshape(len(known), per_draw)
-    unpaced = [replace(change, pacing="passive") for change in changes]
-    rows = [Change(), *changes, *unpaced]
+    rows = [Change(), *changes]
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
     for change in rows:
         step_s, left_s = float(np.mean(runs[change].step_s)), abs(baseline.unexplained_s)
@@ -100,12 +100,10 @@ def predict(
             )
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
-    text = (
-        f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
-    )
+    clusters = f"{len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else ""
     return Prediction(
         source=baseline.source,
-        method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
+        method=f"simulated: {clusters}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if baseline.counts_batches else "samples",
         today=_row(Change(), baseline, runs, ends),
         changed=[_row(change, baseline, runs, ends) for change in changes],
@@ -144,33 +142,29 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
 
 
 def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs]) -> Row:
-    today, alike = runs[Change()], replace(change, pacing="passive")
-    moved, moved_alike = (_moved(ends, runs, baseline.unexplained_s, of, change) for of in (Change(), alike))
-    cluster = apply(change, baseline.cluster, baseline.slow)
+    is_today, cluster = change == Change(), apply(change, baseline.cluster, baseline.slow)
+    moved = {} if is_today else _moved(ends, change, runs, baseline.unexplained_s)
     return Row(
         change,
         cluster.job.nodes,
         cluster.ranks,
         job=_numbers(runs[change], None, moved),
-        against_today=_numbers(runs[change], today, moved) if change != Change() else None,
-        against_unpaced=_numbers(runs[change], runs[alike], moved_alike) if change != alike else None,
+        against_today=None if is_today else _numbers(runs[change], runs[Change()], moved),
         outside=runs[change].outside,
     )
 
 
-def _moved(ends: Sequence[_Runs], runs: _Runs, left_s: float, before: Change, after: Change) -> dict[str, Ends]:
-    """How far what is open moves the difference between two jobs, in logarithms except for the CV.
+def _moved(ends: Sequence[_Runs], change: Change, runs: _Runs, left_s: float) -> dict[str, Ends]:
+    """How far what is open moves the difference from today's job, in logarithms except for the CV.
 
     That is an open quantity at its ends, and what the fit leaves of the step: it may stay, or go with the rest.
     """
     moved = dict[str, Ends]()
-    if before == after:
-        return moved
     if ends:
-        low, high, usual = (_difference(of_end[before], of_end[after]) for of_end in ends)
+        low, high, usual = (_difference(of_end[Change()], of_end[change]) for of_end in ends)
         moved = {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
     if left_s:
-        now, later = (math.log1p(left_s / float(np.mean(runs[of].step_s))) for of in (before, after))
+        now, later = (math.log1p(left_s / float(np.mean(runs[of].step_s))) for of in (Change(), change))
         for name, by in (("step_s", later - now), ("throughput", now - later)):
             at_ends = moved.get(name, (0.0, 0.0))
             moved[name] = min(0.0, *at_ends) + min(0.0, by), max(0.0, *at_ends) + max(0.0, by)
