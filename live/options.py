@@ -20,8 +20,7 @@ PACED, DECIDING = MODES[4:], MODES[3:]
 """Modes that delay by a policy; and those that need one."""
 DELAYING = ("probe", *PACED)
 KILL_SWITCH = "PACEENV_LIVE"
-"""Environment variable; with any value that is none of :data:`SWITCHED_ON`, such as ``off``, every agent is off: no
-typing error keeps one running."""
+"""Environment variable; any value but :data:`SWITCHED_ON` turns every agent off: no typing error keeps one running."""
 SWITCHED_ON = ("", "on", "1")
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""

@@ -136,7 +136,7 @@ def test_what_a_fit_leaves_of_the_step_is_in_the_interval_or_nothing_is_predicte
         assert sign * (end - tight_end) > 0.1 * left_s
         assert paced_wide.job.step == pytest.approx(paced.job.step, rel=0.01), "it changes little else"
     left_s = 0.6 * step_s
-    with pytest.raises(InputError, match="that it predicts; allowed: at most 50%"):
+    with pytest.raises(InputError, match="of what it predicts; allowed: at most 50%"):
         predict(off(1.0), changes, **QUICK)
 
 

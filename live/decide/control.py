@@ -114,8 +114,7 @@ class Control:
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         # what shadow would do counts only as long as it is in force
         self._tally = replace(tally, cut=dict(tally.cut)) if self.mode == "shadow" else tally
-        self._taken = DelayLengths()
-        """In this mode."""
+        self._taken = DelayLengths()  # in this mode
         self.held_s = 0.0
         """The longest real hold of a transfer in the iteration taken in next, seconds."""
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)

@@ -100,11 +100,10 @@ def examine(
     policies: Sequence[str] = POLICIES,
     on_page: Callable[[str], None] = lambda page: None,
 ) -> Examination:
-    """``on_page`` is called at once with the page of each live run, as all else may take minutes."""
     recordings = find_recordings(paths)
     runs = {str(path): page for path, page in recordings.pages().items()}
     for page in runs.values():
-        on_page(page)
+        on_page(page)  # at once, as all else may take minutes
     inputs = recordings.read(pattern, MAX_ROWS)
     if inputs.apart and against is None and len(paths) == 2:
         against, paths = paths[0], paths[1:]

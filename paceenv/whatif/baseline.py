@@ -157,9 +157,8 @@ class Baseline:
     @property
     def left_open(self) -> list[str]:
         """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
-        left_s = self.unexplained_s
-        of_step = f"the fitted cluster is {duration(abs(left_s))} off the measured step; they may stay after a change"
-        lines = [of_step] if left_s else []
+        left = f"the {duration(abs(self.unexplained_s))} by which the fitted cluster misses the measured step"
+        lines = [left] if self.unexplained_s else []
         if self.round_ends_us is None:
             return lines
         least_us, most_us = self.round_ends_us

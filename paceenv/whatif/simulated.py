@@ -18,7 +18,6 @@ from scipy import stats
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.core.wording import duration
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
@@ -91,12 +90,11 @@ def predict(
     rows = [Change(), *changes]
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
     for change in rows:
-        step_s, left_s = float(np.mean(runs[change].step_s)), abs(baseline.unexplained_s)
-        if left_s > MAX_SPREAD * step_s:
+        off = abs(baseline.unexplained_s) / float(np.mean(runs[change].step_s))
+        if off > MAX_SPREAD:
             raise InputError(
-                f"{baseline.source}, {change.label or 'today'}: the fitted cluster is {duration(left_s)} off the "
-                f"measured step, {left_s / step_s:.0%} of the {duration(step_s)} that it predicts; allowed: at most "
-                f"{MAX_SPREAD:.0%}. What a late rank costs, paceenv diagnose says"
+                f"{change.label or 'today'}: the fitted cluster misses the measured step by {off:.0%} of what it "
+                f"predicts; allowed: at most {MAX_SPREAD:.0%}. What a late rank costs, paceenv diagnose says"
             )
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
@@ -155,15 +153,12 @@ def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs])
 
 
 def _moved(ends: Sequence[_Runs], change: Change, runs: _Runs, left_s: float) -> dict[str, Ends]:
-    """How far what is open moves the difference from today's job, in logarithms except for the CV.
-
-    That is an open quantity at its ends, and what the fit leaves of the step: it may stay, or go with the rest.
-    """
+    """How far what is open moves the difference from today's job, in logarithms except for the CV."""
     moved = dict[str, Ends]()
     if ends:
         low, high, usual = (_difference(of_end[Change()], of_end[change]) for of_end in ends)
         moved = {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
-    if left_s:
+    if left_s:  # may stay, or go with the rest of the step
         now, later = (math.log1p(left_s / float(np.mean(runs[of].step_s))) for of in (Change(), change))
         for name, by in (("step_s", later - now), ("throughput", now - later)):
             at_ends = moved.get(name, (0.0, 0.0))
