@@ -95,7 +95,7 @@ def _steps(steps: StepDiagnosis, following: Sequence[str]) -> Section:
     restarts = f", {steps.runs - 1} restart{'s' * (steps.runs > 2)}" if steps.runs > 1 else ""
     what = "step times" if log.of == "step" else "speeds"
     title = f"{log.name} ({log.source}): {len(steps.steady_s_V)} {what}, "
-    title += f"numbered {log.step_V.min()} to {log.step_V.max()}{restarts}"
+    title += f"steps {log.step_V.min()} to {log.step_V.max()}{restarts}"
     title += f"; {warm_up} of the warm-up left out" * (warm_up > 0)
     columns = ("what", "value", "meaning")
     return Section(title, following, columns, _step_rows(steps), verdict=sentence(steps.verdict))
