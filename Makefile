@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "error: paceenv needs Python 3.11 or newer, but '$(PYTHON)' is $$("$(PYTHON)" -c 'import platform; print(platform.python_version())'); name another with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 		echo "creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
-	@echo "installing the pinned packages into $(VENV): 3 to 8 minutes and 2.7 GB the first time, pip says nothing meanwhile"
+	@echo "installing the pinned packages into $(VENV): 3 to 8 minutes and 2.7 GB (with CUDA libraries several more) the first time, pip says nothing meanwhile"
 	@$(PIP) install -qq --no-compile -c constraints.txt -e '.[dev]'
 	@echo "compiling them"
 	@PYTHONWARNINGS=ignore $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, one file after the other

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paceenv.live.decide.control import Control
+from paceenv.live.decide.control import Control, Tally
 from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.identity import Identity
@@ -69,6 +69,7 @@ class Loop:
         self.hooks = Hooks(self.fail)
         self.log = Log(HostStamps(clock))
         self.log.overflow, self.log.on_watch = self.catch_up, self.hooks.watch
+        self._tally = Tally()
         self.control = self._new_control()
         self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
         """Holds back transfers for rule ``defer``."""
@@ -112,6 +113,7 @@ class Loop:
             self.messages.log_once,
             self._clock,
             self.log.stamps,
+            self._tally,
             device=self.device,
             place=(self.rank, self.world_size),
             begins_at=begins_at,

@@ -20,7 +20,8 @@ PACED, DECIDING = MODES[4:], MODES[3:]
 """Modes that delay by a policy; and those that need one."""
 DELAYING = ("probe", *PACED)
 KILL_SWITCH = "PACEENV_LIVE"
-"""Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
+"""Environment variable; any value but :data:`SWITCHED_ON` turns every agent off: no typing error keeps one running."""
+SWITCHED_ON = ("", "on", "1")
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
 IN_A_GROUP_ONLY = "in_a_group_only"
@@ -136,7 +137,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     options = Options(**{**values, **paths})
     if not options.job:
         options = replace(options, job=Path(sys.argv[0]).stem or "job")
-    return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
+    return replace(options, mode="off") if environ.get(KILL_SWITCH, "") not in SWITCHED_ON else options
 
 
 def absolute_policy(text: str | None) -> str | None:

@@ -92,6 +92,16 @@ def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path, capsys: p
     assert diagnosed(capsys, str(tmp_path), "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
 
 
+def test_of_a_job_that_hung_the_next_step_is_that_of_the_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang(tmp_path)
+    log(tmp_path)
+    assert application.run([str(tmp_path)]) == 0
+    following = " ".join(capsys.readouterr().out.split()).split("Next: ")[1:]
+    assert [one[:12] for one in following] == ["on the hosts"]
+
+
 def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its ranks' segments are one trace, which what-if and a report read as well; without them the page is left."""
     live(tmp_path)

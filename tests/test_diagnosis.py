@@ -19,10 +19,10 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import INSUFFICIENT, diagnose, diagnose_matrix
+from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.replay import own_durations, replay
-from paceenv.diagnosis.verdict import HEALTHY
+from paceenv.diagnosis.verdict import HEALTHY, INSUFFICIENT
 from paceenv.importers.inputs import read_inputs
 
 

@@ -36,11 +36,11 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
     assert "first in all_reduce 4 of default_pg (ranks 0-3)" in found.verdict
     assert found.ends() == {0: (2,), 1: (2,), 3: (2,)}
     (last,) = found.last_seen()
-    assert (last[0], last[2]) == ("2", "3 collectives"), "the others are three ahead"
-    assert last[3] == "all_reduce 4 of default_pg (ranks 0-3)"
+    assert (last[0], last[3]) == ("2", "3 collectives"), "the others are three ahead"
+    assert last[4] == "all_reduce 4 of default_pg (ranks 0-3)"
     if "only_active" not in how:
         assert last[1].startswith("_all_gather_base 3 of default_pg (ranks 0-3), completed")
-        assert last[4] == "step__all_gather_base at /job/train.py:12"
+        assert last[2] == "step__all_gather_base at /job/train.py:12"
 
 
 def test_a_device_that_stops_while_its_host_goes_on(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
         (pickle.dumps(Path("/")), "rank_0: STACK_GLOBAL is no plain data and is not run; allowed"),
         (b"\x80\x02S'\\y'\n.", "STRING is no plain data"),  # an escape that Python warns of
         (pickle.dumps({("a", 1): 2}), "a key that is neither text nor a number"),
-        (json.dumps(dump_of(0)).encode(), "dumps without steps: paceenv diagnose"),
+        (json.dumps(dump_of(0)).encode(), "dumps have no steps; paceenv diagnose"),
         (b'{"traceEvents": []}', "no ProfilerStep# in 0 events"),
         (b'{"traceEvents": 5}', "not a JSON trace: no list"),
         (b"\x1f\x8b\x08\x00 torn", "rank_0: damaged gzip file: Compressed file ended before"),

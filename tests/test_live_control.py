@@ -12,7 +12,7 @@ from live_operations import Shaped
 
 from paceenv.core import signals
 from paceenv.core.errors import InputError
-from paceenv.live.decide.control import Control
+from paceenv.live.decide.control import Control, Tally
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.observe.stamps import HostStamps
@@ -46,7 +46,7 @@ class Job:
         found = policy if isinstance(policy, NamedPolicy) else find_policy(policy)
         chosen, stamps = make_options({"mode": mode} | options), HostStamps(lambda: self.now_s)
         place = self.rank, self.ranks
-        self.control = Control(chosen, found, self.said.append, lambda: self.now_s, stamps, place=place)
+        self.control = Control(chosen, found, self.said.append, lambda: self.now_s, stamps, Tally(), place=place)
         actuator: Any = self.control._actuator
         actuator._sleeper = self
         shaped = Shaped({0: self.place})
@@ -117,5 +117,6 @@ def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None
 def test_the_environment_has_the_last_word() -> None:
     for value in ("off", "of"):  # a typing error in an emergency
         assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
+    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "on"}).mode == "active"
     with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
         make_options({"speed": 1})

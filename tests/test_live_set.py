@@ -18,7 +18,9 @@ from paceenv.live.control_file import ControlReader, make_wish, read_wish, write
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.identity import Identity
 from paceenv.live.loop import Loop
+from paceenv.live.observe.log import Delay
 from paceenv.live.options import make_options
+from paceenv.live.record.summary import summarise
 from paceenv.live.store_messages import Peers
 
 DEADLINE_S = 240.0
@@ -119,6 +121,22 @@ def test_only_a_mode_that_decides_takes_iterations_in_on_the_training_thread() -
         watched._tick()
         watched._tick()
         assert (watched.state, watched._takes_here) == (mode, here)
+
+
+def test_delays_count_in_every_mode_that_follows_and_look_present_only_in_their_own() -> None:
+    watched, policy = loop(), find_policy("paper")
+    told = []
+    for mode in ("active", "shadow", "observe"):
+        watched.change(mode, policy, 0)
+        watched._tick()
+        watched._tick()
+        if mode == "active":
+            watched.control.settle(Delay(0.0, 1.0, 1.5), watched.log.count)
+        delays = watched.control.delays()
+        told.append([delays[name] for name in ("taken", "total_s", "max_s", "mean_s")])
+        page = summarise([status(pacing=delays | {"asked": 2}, **watched.control.snapshot())])
+        assert "1 delays taken of 2 asked for, 500 ms in all, longest 500 ms" in page
+    assert told == [[1, 0.5, 0.5, 0.5], [1, 0.5, 0.5, None], [1, 0.5, 0.5, None]]
 
 
 def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Path) -> None:

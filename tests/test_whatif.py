@@ -114,6 +114,32 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     assert answer.today.job.throughput.value == pytest.approx(8 / answer.today.job.step.value, rel=0.01)
 
 
+def test_what_a_fit_leaves_of_the_step_is_in_the_interval_or_nothing_is_predicted(
+    one_group: tuple[Cluster, Baseline],
+) -> None:
+    _, good = one_group
+    (slow,) = good.slow or ()
+    changes = [Change(replaced=(slow,)), Change(pacing="static")]
+    tight, paced = predict(good, changes, **QUICK).changed
+    assert good.measured_step_s is not None
+    left_s, step_s = 0.2 * good.measured_step_s.value, tight.job.step.value
+
+    def off(sign: float) -> Baseline:
+        simulated = {"simulated": {"step_mean_s": good.measured_step_s.value - sign * left_s}}
+        cluster = good.cluster.model_copy(update={"calibration": good.cluster.calibration | simulated})
+        return replace(good, cluster=cluster)
+
+    for sign in (1.0, -1.0):
+        wide, paced_wide = predict(off(sign), changes, **QUICK).changed
+        assert wide.job.step.value == step_s
+        end, tight_end = (one.high if sign > 0 else one.low for one in (wide.job.step, tight.job.step))
+        assert sign * (end - tight_end) > 0.1 * left_s
+        assert paced_wide.job.step == pytest.approx(paced.job.step, rel=0.01), "it changes little else"
+    left_s = 0.6 * step_s
+    with pytest.raises(InputError, match="of what it predicts; allowed: at most 50%"):
+        predict(off(1.0), changes, **QUICK)
+
+
 def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Baseline]) -> None:
     _, baseline = one_group
     with pytest.raises(InputError, match="one group has no rank 9; allowed: ranks 0-7"):

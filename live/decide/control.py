@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceenv.core.limits import Limits
@@ -61,6 +62,16 @@ class Barriers:
         self._newest.clear()
 
 
+@dataclass
+class Tally:
+    """What all modes of an agent have delayed, and how often limits cut it."""
+
+    asked: int = 0
+    holds: int = 0
+    taken: DelayLengths = field(default_factory=DelayLengths)
+    cut: dict[str, int] = field(default_factory=dict)
+
+
 class Control:
     """Decides and delays, as far as the mode allows. ``place``: the rank, and how many there are."""
 
@@ -71,6 +82,7 @@ class Control:
         log_once: Callable[..., None],
         clock: Clock,
         stamps: Stamps,
+        tally: Tally,
         *,
         device: str = "cpu",
         place: tuple[int, int] = (0, 1),
@@ -100,12 +112,13 @@ class Control:
         self._shape: Shape | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
-        self._asked = self._holds = 0
-        self._taken = DelayLengths()
+        # what shadow would do counts only as long as it is in force
+        self._tally = replace(tally, cut=dict(tally.cut)) if self.mode == "shadow" else tally
+        self._taken = DelayLengths()  # in this mode
         self.held_s = 0.0
         """The longest real hold of a transfer in the iteration taken in next, seconds."""
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)
-        self.guard = Guard(limits)
+        self.guard = Guard(limits, self._tally.cut)
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""
@@ -176,7 +189,7 @@ class Control:
         asked_s = mode.asked_s(pacer, acting, iteration)
         if not asked_s > 0.0:
             return None
-        self._asked += 1
+        self._tally.asked += 1
         slack_s, now_s = None, self._clock()
         if mode.follows and pacer.within_slack(acting):  # a probe may cost time
             slack_s = max(self._slack, default=0.0)
@@ -202,7 +215,7 @@ class Control:
         if not asked_s > 0.0:
             return 0.0
         allowed_s = self.guard.allowed_hold_s(asked_s, iteration=iteration, step_s=step_s)
-        self._holds += allowed_s > 0.0
+        self._tally.holds += allowed_s > 0.0
         return 0.0 if isinstance(self._in_force, Shadow) else allowed_s
 
     def settle(self, delay: Delay, iteration: int) -> float:
@@ -210,6 +223,7 @@ class Control:
         effective_s = self._actuator.settle(delay)
         if not effective_s:
             return 0.0
+        self._tally.taken.add(effective_s)
         if iteration >= self.begins_at:  # else it was asked for in the mode before
             self._taken.add(effective_s)
         if delay.cycles and effective_s > delay.slept_s:  # the device's clock was slower
@@ -218,11 +232,12 @@ class Control:
 
     def delays(self) -> dict[str, Any]:
         return {
-            "asked": self._asked,
-            "taken": self._taken.count,
-            **self._taken.as_dict(),
+            "asked": self._tally.asked,
+            "taken": self._tally.taken.count,
+            **self._tally.taken.as_dict(),
+            "mean_s": self._taken.as_dict()["mean_s"],
             "cut": dict(self.guard.cut),
-            "holds": self._holds,
+            "holds": self._tally.holds,
         }
 
     def snapshot(self) -> dict[str, Any]:

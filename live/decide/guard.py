@@ -34,9 +34,9 @@ class Guard:
     fills it at most.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, cut: dict[str, int] | None = None) -> None:
         self.limits = limits
-        self.cut: dict[str, int] = {}
+        self.cut = {} if cut is None else cut
         """How often each limit shortened or forbade a delay; of several, the strictest counts."""
         self._left_s, self._now_s = limits.burst_s, math.nan
         self._quiet_until = limits.quiet_first

@@ -148,7 +148,7 @@ def _past_and_lost(rank_set: RankSet) -> list[str]:
         waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
             f"each of {rank_set.job.names(rank_set.compared)} {waits}, "
-            "and none is surely the last on average: variation of the ranks' work or of the network, so far"
+            "and none is surely the last on average: so far their work or the network varies"
         )
     for place in sorted(rank_set.late):
         late = rank_set.late[place]

@@ -29,9 +29,9 @@ wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``; where it is not known why, ``evidence``. A
             rank alone claims nothing, verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
-pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``max_s``, ``total_s``; ``cut``: how often each limit
-            shortened or forbade one; ``holds``: iterations in which rule ``defer`` held transfers back (in mode shadow:
-            would have), ``held`` transfers, ``held_s`` seconds that they started later, ``held_max_s`` the longest
+pacing      delays ``asked`` for and ``taken`` by now, ``max_s``, ``total_s``; of the present mode ``mean_s``; ``cut``:
+            how often each limit shortened or forbade one; ``holds``: iterations in which rule ``defer`` held
+            back (in mode shadow: would have), ``held`` transfers, ``held_s`` seconds later, ``held_max_s`` the longest
 shadow      null, or in mode shadow the delays that it would have taken within all limits, on the job as it is without
             them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``max_s``, ``total_s``
 stamps      CUDA events ``dropped``

@@ -74,7 +74,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines = [
         f"paceenv live: job {text(own, 'job') or '(no name)'}, attempt {entry(own, 'attempt')}, "
         f"{count(size)} rank{'' if size == 1.0 else 's'}; this page is from {len(ranks)} of them "
-        f"on {hosts} host{'s' if hosts > 1 else ''}"
+        f"on {hosts} host{'s' if hosts > 1 else ''}{_at(number(own, 'unix_time_s'), ', at %H:%M:%S')}"
     ]
     if agents is not None and size is not None and agents < size:
         why = text(own, "agents", "reason")
@@ -126,14 +126,15 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if bound_s is not None:
         lines.append(f"  probes: random delays of at most {duration(bound_s)}")
     asked, taken = total(ranks, "pacing", "asked"), total(ranks, "pacing", "taken")
-    if foregone := shadowed(ranks):
-        lines += [f"  {line}" for line in foregone]
-    elif not asked and not taken:
-        lines += [] if held(ranks) else ["  nothing: no delay was asked for"]
-    else:
-        longest = duration(max(number(s, "pacing", "max_s") or 0.0 for s in ranks))
-        together = duration(total(ranks, "pacing", "total_s"))
-        lines.append(f"  {count(taken)} delays taken of {count(asked)} asked for, {together} in all, longest {longest}")
+    foregone = shadowed(ranks)
+    lines += [f"  {line}" for line in foregone]
+    if taken or (asked and not foregone):
+        longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
+        of = "before" if foregone else f"of {count(asked)} asked for"  # in mode shadow more are asked for
+        in_all = duration(total(ranks, "pacing", "total_s"))
+        lines.append(f"  {count(taken)} delays taken {of}, {in_all} in all, longest {duration(longest)}")
+    elif not foregone and not held(ranks):
+        lines.append("  nothing: no delay was asked for")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
@@ -173,7 +174,7 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
     own = [s for s in ranks if number(s, "shadow", "steps")]
     if not own:
         return []
-    steps, delays = total(own, "shadow", "steps"), total(own, "shadow", "count")
+    steps, delays = total(own, "shadow", "steps") / len(own), total(own, "shadow", "count")
     if not delays:
         return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
     share = total(own, "shadow", "share") / len(own)
@@ -193,6 +194,10 @@ def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:
     return sums
 
 
+def _at(unix_time_s: float | None, form: str) -> str:
+    return time.strftime(form, time.localtime(min(abs(unix_time_s), 1e11))) if unix_time_s else ""
+
+
 def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     """The messages of all ranks in order of time; the same message of several ranks is listed once."""
     said: dict[str, tuple[float, list[int]]] = {}
@@ -205,8 +210,7 @@ def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
                 said[words] = (min(first, when), [*who, int(snapshot["rank"])])
     lines = []
     for words, (when, who) in sorted(said.items(), key=lambda item: item[1][0])[-MAX_EVENTS:]:
-        clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else "--:--:--"
-        lines.append(f"  {clock}  {name_ranks(sorted(set(who)))}: {words}")
+        lines.append(f"  {_at(when, '%H:%M:%S') or '--:--:--'}  {name_ranks(sorted(set(who)))}: {words}")
     if len(said) > MAX_EVENTS:
         lines.insert(0, f"  ({len(said) - MAX_EVENTS} earlier ones left out)")
     return ["Messages of the agent", *lines] if lines else []

@@ -25,7 +25,7 @@ from typing import Any
 import paceenv
 from paceenv.core.errors import InputError
 from paceenv.live.log_once import Messages, described  # now: later, no file may be readable
-from paceenv.live.options import IN_A_GROUP_ONLY, KILL_SWITCH, LAUNCHER_SETTINGS
+from paceenv.live.options import IN_A_GROUP_ONLY, KILL_SWITCH, LAUNCHER_SETTINGS, SWITCHED_ON
 
 SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
 """Environment variable with the launcher's settings, as JSON."""
@@ -54,7 +54,7 @@ def spec_of_optimizers(name: str, path: Sequence[str] | None, target: ModuleType
     """The spec of PyTorch's module of optimizers, whose first one attaches the agent."""
     spec = PathFinder.find_spec(name, path, target)
     loader = spec.loader if spec is not None else None
-    if spec is None or loader is None or os.environ.get(KILL_SWITCH):
+    if spec is None or loader is None or os.environ.get(KILL_SWITCH, "") not in SWITCHED_ON:
         return None
     settings = json.loads(os.environ[SETTINGS_VARIABLE])
     is_script = settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid())

@@ -140,7 +140,7 @@ def prepare(
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
     elif os.environ.get(KILL_SWITCH, "off") != "off" and os.environ.get("RANK", "0") == "0":
-        say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off, as any value does")
+        say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off, as any value but on and 1 does")
     return [*(["-m"] if module else []), *script]
 
 

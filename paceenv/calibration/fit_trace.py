@@ -136,8 +136,7 @@ def _described(
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
-        described = f"paceenv calibrate --program describes it by all of its transfers, from {MIN_STEPS} steps on"
-        raise InputError(f"{error}; {described}") from None
+        raise InputError(f"{error}; or, from {MIN_STEPS} steps on, paceenv calibrate --program") from None
     fit, notes = fit_as(stamps), list[str]()
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS}")

@@ -159,8 +159,7 @@ def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload]
         seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(complete_T.sum())
         if complete < MIN_ITERATIONS:
             raise InputError(
-                f"trace of {name}: {complete} complete iterations of its most usual kind; "
-                f"allowed: at least {MIN_ITERATIONS}"
+                f"trace of {name}: {complete} complete iterations of its usual kind; allowed: at least {MIN_ITERATIONS}"
             )
         use_T = complete_T & (entry_TR - delay_TR > begin_T[:, None]).all(axis=1)
         if use_T.sum() >= max(MIN_ITERATIONS, complete / 2):

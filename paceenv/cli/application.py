@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import glob
 import logging
 import os
 import re
@@ -78,7 +77,7 @@ def run(arguments: list[str]) -> int:
         print(f"paceenv {__version__}")
         return 0
     name, *rest = arguments
-    if name not in commands and (Path(name).exists() or (glob.has_magic(name) and glob.glob(name, recursive=True))):
+    if name not in commands and (Path(name).exists() or any(sign in name for sign in "./*?[")):  # a path or pattern
         name, rest = "diagnose", arguments
     if name not in commands:
         close = difflib.get_close_matches(name, commands, 1)
@@ -115,12 +114,13 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
 
 
 def _help(command: Callable[..., Any]) -> str:
-    """What a command's docstring says, each of its examples on a line."""
+    """What a command's docstring says, each paragraph and each of its examples on a line."""
     import inspect
 
     text, heading, examples = (inspect.getdoc(command) or "").partition("Examples: ")
     lines = (" ".join(line.split()) for line in re.split(r"\s--\s+(?=paceenv)", examples))
-    return "\n\n".join([f"{text}{heading}", *lines])
+    paragraphs = (" ".join(part.split()) for part in f"{text}{heading}".split("\n\n"))
+    return "\n\n".join([*paragraphs, *lines])
 
 
 def _print_help() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -54,11 +55,12 @@ def diagnose(
     paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
     log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """
-    examination = examine(paths, pattern=pattern, against=against, job=job, policies=POLICIES if simulate else ())
+    shown = partial(print, end="", flush=True) if json_ != "-" else lambda page: None
+    policies = POLICIES if simulate else ()
+    examination = examine(paths, pattern=pattern, against=against, job=job, policies=policies, on_page=shown)
     for note in examination.notes:
         output.say(note)
     if output.write_json(examination, json_):
-        sys.stdout.writelines(examination.runs.values())
         print_sections(examination.sections())
         if examination.next:
             output.print_table("With this input", (), ())

@@ -99,7 +99,7 @@ def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[Co
     saved_s += sum(share * attribution.saved_s(frozenset({component})) for component, share in parts if share != 1.0)
     # a component is replaced by its median, which may exceed its mean
     left_s = attribution.measured_s - max(saved_s, 0.0)
-    said = f"; without it alone a step would take {left_s:.4g} s instead of {attribution.measured_s:.4g} s"
+    said = f"; without it alone a step would take {duration(left_s)} instead of {duration(attribution.measured_s)}"
     return said + (" (the other causes hide it: fix them first)" if saved_s < HIDDEN * cost_s else "")
 
 
@@ -183,10 +183,11 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         evidence = "ranks take longer than others, each in places of its own"
         return Said(evidence, "give all ranks equal hardware and work")
     takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
-    evidence = (
-        f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
-        f"slower than their peers: {len(at)} of {len(matrix.ranks)} ranks ({name_ranks(_numbers(matrix, at))})"
-    )
+    longer = f"{c.rank_R[worst] / usual:.2f} times as long as its peers"
+    evidence = f"rank {matrix.ranks[worst]} {takes} {longer}, throughout"
+    if len(at) > 1:
+        slower = name_ranks(_numbers(matrix, at))
+        evidence += f"; {len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({slower})"
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
     clear = _numbers(matrix, at[c.rank_R[at] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)])
     if len(clear) > max(1, len(matrix.ranks) // 8):

@@ -19,7 +19,7 @@ from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 from paceenv.diagnosis.paced_steps import MIN_SHARE, measure_pacing
 from paceenv.diagnosis.replay import ideal_durations, own_durations, replay
-from paceenv.diagnosis.verdict import Diagnosis
+from paceenv.diagnosis.verdict import INSUFFICIENT, Diagnosis
 
 MIN_STEPS: Final = 3
 """With fewer steps nothing that lasts or recurs is visible."""
@@ -27,7 +27,6 @@ MIN_OPERATIONS: Final = 8
 """Compute operations of a rank in all steps together; fewer do not show what is usual."""
 MAX_ASIDE: Final = 0.02
 """Share of a step in collectives beside it; with more, own work cannot be told from waiting."""
-INSUFFICIENT: Final = "insufficient evidence"
 UNDETERMINED: Final = "cannot be determined"
 
 

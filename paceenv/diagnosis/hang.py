@@ -26,8 +26,12 @@ _LIBRARY: Final = ("/torch/", "torch/distributed", "site-packages/torch", "<froz
 _SAME_INPUT: Final = frozenset(("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"))
 """Collectives in which every member gives as much as the others."""
 WAITS: Final = ("ranks", "wait in", "of the group", "for", "in the end for")
-LAST_SEEN: Final = ("rank", "last recorded", "behind", "did not enter", "called from")
+LAST_SEEN: Final = ("rank", "last recorded", "called from", "behind", "did not enter")
 """Columns of the two tables."""
+NEXT: Final = (
+    "Next: on the hosts of the ranks named here, py-spy dump --pid PID shows where a process stands that still runs; "
+    "the logs of host and GPU (dmesg) show what failed"
+)
 
 
 class Mismatch(NamedTuple):
@@ -44,11 +48,12 @@ class Hang:
 
     def __init__(self, dumps: Sequence[Dump]) -> None:
         latest = {dump.rank: dump for dump in sorted(dumps, key=_newest_s)}
-        self.name, self.replaced = str(dumps[0].path.parent), len(dumps) - len(latest)
+        self.of_watchdog, files = all(dump.of_watchdog for dump in dumps), {dump.path for dump in dumps}
+        self.name = str(dumps[0].path if self.of_watchdog and len(files) == 1 else dumps[0].path.parent)
+        self.replaced = len(dumps) - len(latest)
         self.job = Standstill([latest[rank] for rank in sorted(latest)])
         self.waits, self.roots, self.mismatches = self.job.waits, self.job.roots, _mismatches(self.job)
         self.hangs = bool(self.waits)
-        self.of_watchdog = all(dump.of_watchdog for dump in dumps)
         self.apart = _apart(self.job) if self.of_watchdog else ""
         self.stopped = tuple(sorted(rank for root in self._roots("stopped") for rank in root.ranks))
         self.blind = tuple(sorted(self.job.blind))
@@ -71,7 +76,7 @@ class Hang:
         stuck = {rank for root in self._roots("stuck", "circle") for rank in root.ranks}
         shown = {*self.stopped, *self.blind, *(stuck if len(stuck) < 9 else ())}
         rows = map(self._last_seen, sorted(shown & set(self.job.dumps)))
-        return [row for row in rows if not self.of_watchdog or row[3:] != ("-", "not recorded")]
+        return [row for row in rows if not self.of_watchdog or (row[4], row[2]) != ("-", "not recorded")]
 
     def _last_seen(self, rank: int) -> tuple[str, ...]:
         dump, ahead = self.job.dumps[rank], self._first_without(rank)
@@ -92,7 +97,7 @@ class Hang:
         if blind := self.job.blind.get(rank, 0):
             did += f"; {blind} ends never seen"
         ahead_by = f"{behind} collectives" if behind else "-"
-        return str(rank), did, ahead_by, following, "; ".join(frames) or "not recorded"
+        return str(rank), did, "; ".join(frames) or "not recorded", ahead_by, following
 
     def _first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""

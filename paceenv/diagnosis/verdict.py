@@ -15,6 +15,7 @@ from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps, in_words
 from paceenv.diagnosis.self_check import REPLAY_FAILS
 
+INSUFFICIENT: Final = "insufficient evidence"
 HEALTHY: Final = "healthy"
 NO_DIFFERENCE: Final = 0.005
 """Share of throughput; an interval within it is no difference."""
@@ -203,7 +204,8 @@ def _simulated(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: Paced |
     if best is None:
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
         if diagnosis.refused:
-            return f"whether pacing helps cannot be said ({why})"
+            of_it = "" if diagnosis.refused.startswith(INSUFFICIENT) else f" ({why})"  # else the same reason again
+            return f"whether pacing helps cannot be said{of_it}"
         if acted_on:
             return f"pacing may help against {names} ({why})"
         return f"the trace shows no cause that delays act on; whether pacing gains anything was not tried ({why})"

@@ -67,11 +67,11 @@ class Inputs:
         if self.why_no_trace:
             raise InputError(self.why_no_trace)
         if self.dumps:
-            raise InputError(f"dumps without steps: paceenv diagnose {self.dumps[0].path.parent}")
+            raise InputError(f"dumps have no steps; paceenv diagnose {self.dumps[0].path.parent} reads them")
         if self.tables:
             source = self.tables[0].source
             raise InputError(f"{source}: a bandwidth table, no trace; allowed: paceenv calibrate {source}")
-        raise InputError("step times without operations, no trace; allowed: paceenv diagnose")
+        raise InputError("step times are no trace of ranks; paceenv diagnose says what they tell")
 
 
 def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_rows: int | None = None) -> Inputs:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceenv.core.wording import duration
 from paceenv.diagnosis.answer import Answer
-from paceenv.diagnosis.hang import LAST_SEEN, WAITS, Hang
+from paceenv.diagnosis.hang import LAST_SEEN, NEXT, WAITS, Hang
 from paceenv.diagnosis.host_activity import PARTS, LateHost
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
 from paceenv.importers.timelines import RankActivity
@@ -37,7 +38,11 @@ def answer_sections(
         said = {one.rank for one in told}  # by the headline, how late
         why = [sentence(one.why if one.rank in said else one.text) for one in answer.late_hosts]
         sections.append(Section("Where a step's time went on each device", why, columns, rows))
-    return [*sections, *map(_steps, answer.steps)]
+    stands = any(hang.hangs for hang in answer.hangs)
+    sections += [_steps(steps, [] if stands else [f"Next: {steps.next_step}"]) for steps in answer.steps]
+    if stands:
+        sections[-1] = replace(sections[-1], text=[*sections[-1].text, NEXT])
+    return sections
 
 
 def headline(verdict: Verdict) -> str:
@@ -61,15 +66,12 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
 
 def _causes(diagnosis: Diagnosis, verdict: Verdict, name: str) -> Section:
     rows = [(c.cause, f"{c.share:.0%}", duration(c.lost_s), c.evidence, verdict.advice(c)) for c in diagnosis.causes]
-    known = diagnosis.bare_step_s is not None and diagnosis.causes
-    bare = f" ({diagnosis.bare_step_s:.4g} s without any cause)" if known else ""
-    ideal = ""
-    if diagnosis.ideal_step_time_s is not None:
-        ideal = (
-            f"{bare}, with all ranks equal {diagnosis.ideal_step_time_s:.4g} s (slowdown {diagnosis.slowdown:.3f}; "
-            f"replayed within {max(abs(diagnosis.replay_error), 1e-3):.1%})"
-        )
-    title = f"{name}: mean step {diagnosis.step_time_s:.4g} s{ideal}"
+    best_s, what = diagnosis.ideal_step_time_s, "with all ranks equal"
+    if diagnosis.bare_step_s is not None and diagnosis.causes:
+        best_s, what = diagnosis.bare_step_s, "without any cause"
+    title = f"{name}: mean step {duration(diagnosis.step_time_s)}"
+    if best_s is not None:
+        title += f", {duration(best_s)} {what} (replayed within {max(abs(diagnosis.replay_error), 1e-3):.1%})"
     columns = ("cause", "of lost time", "cost", "evidence", "advice")
     return Section(title, (), columns, rows, verdict=headline(verdict))
 
@@ -87,15 +89,16 @@ def _hang(hang: Hang) -> list[Section]:
     return sections
 
 
-def _steps(steps: StepDiagnosis) -> Section:
+def _steps(steps: StepDiagnosis, following: Sequence[str]) -> Section:
     """A diagnosis from step times alone: numbers, what recurs, the verdict, and what to do next."""
     log, warm_up = steps.log, int(steps.ordinary.warm_up_V.sum())
     restarts = f", {steps.runs - 1} restart{'s' * (steps.runs > 2)}" if steps.runs > 1 else ""
     what = "step times" if log.of == "step" else "speeds"
-    title = f"{log.name} ({log.source}): {len(steps.steady_s_V)} {what}, steps {log.step_V.min()} to {log.step_V.max()}"
-    title += restarts + f"; {warm_up} of the warm-up left out" * (warm_up > 0)
+    title = f"{log.name} ({log.source}): {len(steps.steady_s_V)} {what}, "
+    title += f"numbered {log.step_V.min()} to {log.step_V.max()}{restarts}"
+    title += f"; {warm_up} of the warm-up left out" * (warm_up > 0)
     columns = ("what", "value", "meaning")
-    return Section(title, [f"Next: {steps.next_step}"], columns, _step_rows(steps), verdict=sentence(steps.verdict))
+    return Section(title, following, columns, _step_rows(steps), verdict=sentence(steps.verdict))
 
 
 def _step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ class Examination:
             causes, late = answer.diagnosis.causes, answer.diagnosis.late
             late = late or tuple(one.rank for one in answer.diagnosis.arrivals.late)
             is_slow = late and late[0] in (self.baseline.slow or ())
-            if is_slow and causes and causes[0].cause == SLOW_RANK:
+            if is_slow and causes and causes[0].cause == SLOW_RANK and not self.baseline.unexplained_s:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
             stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
             if self.verdict.claim in {"helps", "is open"} and not stands and len(self.paths) == 1:
@@ -98,9 +98,12 @@ def examine(
     against: Path | None = None,
     job: str | None = None,
     policies: Sequence[str] = POLICIES,
+    on_page: Callable[[str], None] = lambda page: None,
 ) -> Examination:
     recordings = find_recordings(paths)
     runs = {str(path): page for path, page in recordings.pages().items()}
+    for page in runs.values():
+        on_page(page)  # at once, as all else may take minutes
     inputs = recordings.read(pattern, MAX_ROWS)
     if inputs.apart and against is None and len(paths) == 2:
         against, paths = paths[0], paths[1:]

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from paceenv.calibration import step_phases
-from paceenv.calibration.fit_trace import JobFit, fit_trace
+from paceenv.calibration.fit_trace import OFF, RUNS_APART, JobFit, fit_trace
 from paceenv.calibration.parameters import ROUND_US, Parameter
 from paceenv.calibration.posterior import measured_step, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
-from paceenv.core.wording import name_ranks
+from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.change import Change, longest_round_us, with_rounds
@@ -48,6 +48,16 @@ class Baseline:
         """Whether throughput counts batches of ranks, as a trace does not say how many samples they are."""
         job = self.cluster.job
         return self.fit is not None and job.samples_per_node == job.ranks_per_node
+
+    @property
+    def unexplained_s(self) -> float:
+        """What the fitted cluster leaves of the measured mean step, seconds; 0 where it describes the job."""
+        if self.measured_step_s is None or "simulated" not in self.cluster.calibration:
+            return 0.0
+        measured_s, simulated_s = self.measured_step_s.value, self.cluster.calibration["simulated"]["step_mean_s"]
+        apart = self.fit.simulated.mean_sd / simulated_s if self.fit is not None else 0.0
+        is_off = abs(simulated_s / measured_s - 1.0) > max(OFF, RUNS_APART * apart)
+        return float(measured_s - simulated_s) if is_off else 0.0
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
@@ -147,12 +157,15 @@ class Baseline:
     @property
     def left_open(self) -> list[str]:
         """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
+        left = f"the {duration(abs(self.unexplained_s))} by which the fitted cluster misses the measured step"
+        lines = [left] if self.unexplained_s else []
         if self.round_ends_us is None:
-            return []
+            return lines
         least_us, most_us = self.round_ends_us
         return [
+            *lines,
             f"round of messages, {least_us:g} to {round(most_us, 1):g} us; identified by an nccl-tests table of "
-            "this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base"
+            "this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base",
         ]
 
     @property

@@ -89,6 +89,13 @@ def predict(
     seeds_DS = np.arange(len(known) * per_draw).reshape(len(known), per_draw)
     rows = [Change(), *changes]
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
+    for change in rows:
+        off = abs(baseline.unexplained_s) / float(np.mean(runs[change].step_s))
+        if off > MAX_SPREAD:
+            raise InputError(
+                f"{change.label or 'today'}: the fitted cluster misses the measured step by {off:.0%} of what it "
+                f"predicts; allowed: at most {MAX_SPREAD:.0%}. What a late rank costs, paceenv diagnose says"
+            )
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
     clusters = f"{len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else ""
@@ -134,7 +141,7 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
 
 def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs]) -> Row:
     is_today, cluster = change == Change(), apply(change, baseline.cluster, baseline.slow)
-    moved = {} if is_today else _moved(ends, change)
+    moved = {} if is_today else _moved(ends, change, runs, baseline.unexplained_s)
     return Row(
         change,
         cluster.job.nodes,
@@ -145,12 +152,18 @@ def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs])
     )
 
 
-def _moved(ends: Sequence[_Runs], change: Change) -> dict[str, Ends]:
-    """How far the ends of an open quantity move the difference from today's job, in logarithms except for the CV."""
-    if not ends:
-        return {}
-    low, high, usual = (_difference(runs[Change()], runs[change]) for runs in ends)
-    return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
+def _moved(ends: Sequence[_Runs], change: Change, runs: _Runs, left_s: float) -> dict[str, Ends]:
+    """How far what is open moves the difference from today's job, in logarithms except for the CV."""
+    moved = dict[str, Ends]()
+    if ends:
+        low, high, usual = (_difference(of_end[Change()], of_end[change]) for of_end in ends)
+        moved = {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
+    if left_s:  # may stay, or go with the rest of the step
+        now, later = (math.log1p(left_s / float(np.mean(runs[of].step_s))) for of in (Change(), change))
+        for name, by in (("step_s", later - now), ("throughput", now - later)):
+            at_ends = moved.get(name, (0.0, 0.0))
+            moved[name] = min(0.0, *at_ends) + min(0.0, by), max(0.0, *at_ends) + max(0.0, by)
+    return moved
 
 
 def _difference(before: Runs, after: Runs) -> dict[str, float]:

@@ -15,7 +15,8 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.trace import SCHEMA, Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, diagnose
+from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
+from paceenv.diagnosis.verdict import INSUFFICIENT
 from paceenv.importers.inputs import read_inputs
 
 Rng = np.random.Generator

@@ -181,18 +181,17 @@ def _long_steps(x: Array, step_v: Integers, outlier_v: Flags, log: StepLog) -> F
 def _part(name: str, part: Array, x: Array) -> Finding | None:
     """A part of a step that makes its variation, or one that a step should not wait for."""
     part = np.where(np.isfinite(part), part, np.nanmedian(part))
-    usual_s, share = float(np.median(part)), float(np.mean(part) / np.mean(x))
+    share, mean_s = float(np.mean(part) / np.mean(x)), float(np.mean(x))
     is_transfer = not _WAITING.isdisjoint(name.split())
     waited = is_transfer or any(word in name for word in _WAITED_FOR)
     explains = _explained(x, np.median(x - part) + part, 4.0 * _VARIES)
     if not (waited and share >= (LONG_TRANSFERS if is_transfer else LONG_PART)) and explains < 0.5:
         return None
-    median_s = float(np.median(x))
-    text = f"{name!r} takes {share:.0%} of all time ({duration(usual_s)} of {duration(median_s)} in the median step)"
+    text = f"{name!r} takes {share:.0%} of all time ({duration(share * mean_s)} of {duration(mean_s)} in the mean step)"
     text += f" and makes {explains:.0%} of the variation" if explains >= LEAST else ""
     if is_transfer:
         text += ": transfers, and waiting in them for ranks that come late, which a log does not tell apart"
-    next_step = "" if is_transfer else f"look into {name!r}: it comes with the step times"
+    next_step = "" if is_transfer else f"profile some steps: what {name!r} does, or waits for"
     return Finding("part", text, max(explains, LEAST if waited else 0.0), next_step)
 
 
