@@ -11,7 +11,7 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
-from paceenv.live.observe.steps import BY_TICKS, Steps
+from paceenv.live.observe.steps import BY_TICKS, LEAST_SHARE, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
@@ -125,3 +125,10 @@ def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: 
         assert len(rank.steps._operations) <= 10
     assert rank.run(1, [PAYLOAD]) == [None]  # its start is not known any more
     assert len(ended(rank.run(1, [PAYLOAD]))) == 1
+
+
+def test_a_gpu_rank_without_collectives_is_not_watched_all_the_time() -> None:
+    rank = Rank(alone=True)
+    rank.log.on_device = True
+    rank.run(5 * LEAST_SHARE, [])
+    assert rank.steps.every == 4

@@ -36,7 +36,7 @@ class Steps:
         self.shape = Shape(log.groups, log.kinds)
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
-        self._affordable = 0.0
+        self._affordable = -math.inf
         """Operations of an iteration with which it stays so."""
         self.watched = 0
         """Ticks of which the rows were taken in."""
