@@ -75,11 +75,8 @@ def test_known_terms_are_recovered(tmp_path: Path, law: Law, op: Op) -> None:
 def test_standard_errors_cover_the_truth_under_noise(tmp_path: Path) -> None:
     law = Law(5e-6, 230e9, 2e-8)
     fit = fit_bandwidth(read_table(written(tmp_path, printed(law, noise=0.03))))
-    for found, error, truth in (
-        (fit.law.hop_s, fit.hop_se, law.hop_s),
-        (fit.law.bandwidth_Bps, fit.bandwidth_se, law.bandwidth_Bps),
-        (fit.law.sqrt_s, fit.sqrt_se, law.sqrt_s),
-    ):
+    for name in ("hop_s", "bandwidth_Bps", "sqrt_s"):
+        found, error, truth = (getattr(one, name) for one in (fit.law, fit.se, law))
         assert 0 < error < truth
         assert found == pytest.approx(truth, abs=4 * error)
     assert 0.01 < fit.misfit < 0.05

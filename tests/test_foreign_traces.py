@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import job_of, phases_of
+from traced_jobs import changed, job_of, phases_of
 
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.cli import application
@@ -61,19 +61,16 @@ def test_payloads_that_take_next_to_no_time_limit_nothing(lasts_T: NDArray[np.fl
 def test_an_operation_of_an_unknown_name_is_no_collective() -> None:
     """Without a process group it is work, such as waiting for data."""
     trace = phased(("all_reduce", 1e8, 0.01), ("dataloader", 0, 0.02))
-    columns = {name: trace.column(name) for name in trace.table.column_names}
-    columns["group"] = np.where(trace.isin("op", "dataloader"), -1, columns["group"])
-    found = fit_trace(Trace.from_columns(columns, trace.metadata), program=False)
+    group = np.where(trace.isin("op", "dataloader"), -1, trace.column("group"))
+    found = fit_trace(changed(trace, group=group), program=False)
     assert "all_reduce" in next(p.evidence for p in found.parameters if p.key == "job.barrier")
     assert "dataloader" not in next(p.evidence for p in found.parameters if p.key == "job.barrier")
     assert found.cluster.job.gradient_bytes == 1e8
 
 
 def with_clock(trace: Trace, rank: int, ahead_s: float) -> Trace:
-    columns = {name: trace.column(name) for name in trace.table.column_names}
-    off_s = np.where(columns["rank"] == rank, ahead_s, 0.0)
-    columns |= {name: columns[name] + off_s for name in ("start_s", "end_s")}
-    return Trace.from_columns(columns, trace.metadata)
+    off_s = np.where(trace.column("rank") == rank, ahead_s, 0.0)
+    return changed(trace, **{name: trace.column(name) + off_s for name in ("start_s", "end_s")})
 
 
 def test_clocks_that_differ_are_set_right_before_anything_is_fitted(

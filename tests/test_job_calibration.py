@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
+from traced_jobs import changed, paced
 
-from benchmarks.evidence.recovery import UNKNOWN, with_bytes
+from benchmarks._common import recorded
+from benchmarks.evidence.recovery import UNKNOWN, truth, with_bytes
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.link_replay import fit_links, share_uplink
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.step_stamps import read_rows
-from paceenv.core import timing
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
+from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.sim.engine.recording import RecordingWriter
 
 ITERATIONS = 300
 ROUNDING = 1e-6
 """Relative: rows of a simulated trace tell a time to that, however narrow the interval."""
 
 
-@pytest.fixture
-def simulated(tmp_path: Path) -> Any:
-    """A function that runs a cluster and returns its trace; ``longest_s`` delays every process group by chance."""
+def simulated(cluster: Cluster, iterations: int = ITERATIONS) -> Trace:
+    return recorded(cluster, 1, iterations)
 
-    def trace(cluster: Cluster, *, seed: int = 1, iterations: int = ITERATIONS, longest_s: float = 0.0) -> Trace:
-        simulator, rng = start(cluster, np.array([seed])), np.random.default_rng(seed)
-        R, G = simulator.batch.ranks, simulator.batch.groups
-        with RecordingWriter(tmp_path / "run.parquet", simulator, cluster.name) as writer:
-            for _ in range(iterations if longest_s else 1):
-                delay_G = rng.uniform(0.0, longest_s, G) if longest_s else np.zeros(G)
-                simulator.state.rank_EFR[0, timing.DELAY_S, :R] = np.repeat(delay_G, R // G)
-                writer.append(simulator.record(simulator.off(), 1 if longest_s else iterations))
-        return read_trace(tmp_path / "run.parquet")
 
-    return trace
+def probed(cluster: Cluster, longest_s: float, iterations: int = ITERATIONS) -> Trace:
+    """The trace of a run that delays every process group by chance."""
+    delay_TG = np.random.default_rng(1).uniform(0.0, longest_s, (iterations, cluster.groups))
+    return paced(cluster, 1, np.repeat(delay_TG, cluster.ranks // cluster.groups, axis=1))
 
 
 def noisy(trace: Trace, sd_s: float, seed: int = 0) -> Trace:
@@ -55,25 +47,11 @@ def noisy(trace: Trace, sd_s: float, seed: int = 0) -> Trace:
     start_s, end_s = (
         trace.column(name) + sd_s * rng.standard_normal(trace.table.num_rows) for name in ("start_s", "end_s")
     )
-    return _changed(trace, start_s=pa.array(start_s), end_s=pa.array(np.maximum(end_s, start_s)))
-
-
-def _changed(trace: Trace, **columns: pa.Array) -> Trace:
-    table = trace.table
-    for name, values in columns.items():
-        table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), values)
-    return Trace(table, trace.metadata)
+    return changed(trace, start_s=start_s, end_s=np.maximum(end_s, start_s))
 
 
 def by_key(fit: JobFit) -> dict[str, Parameter]:
     return {p.key: p for p in fit.parameters}
-
-
-def truth(cluster: Cluster, key: str) -> float:
-    value: Any = cluster.model_dump()
-    for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
-    return float(value)
 
 
 def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
@@ -84,7 +62,7 @@ def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
         assert p.is_identified, p.evidence
         assert p.lo is not None
         assert p.hi is not None
-        assert p.value is not None
+        assert true is not None
         more = 0.5 * (p.hi - p.lo) + ROUNDING * abs(true)
         if not p.lo - more <= true <= p.hi + more:
             wrong.append(f"{key}: {true} not in [{p.lo}, {p.hi}]")
@@ -113,7 +91,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> None:
+def test_a_simulated_job_gives_its_cluster_back(name: str) -> None:
     cluster = load_cluster(name)
     fit = fit_trace(with_bytes(simulated(cluster), cluster), base=cluster.changed(list(UNKNOWN)), program=False)
     assert not missed(fit, cluster, CASES[name])
@@ -125,11 +103,11 @@ def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> No
     assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.02)
 
 
-def test_noise_of_the_stamps(simulated: Any) -> None:
+def test_noise_of_the_stamps() -> None:
     """It hides how payloads respond to starts as they happen to vary, but not how they respond to random delays."""
     cluster = load_cluster("unequal-slack")
     trace = noisy(with_bytes(simulated(cluster), cluster), 1e-3)
-    probe = noisy(with_bytes(simulated(cluster, longest_s=0.03), cluster), 1e-3, 1)
+    probe = noisy(with_bytes(probed(cluster, 0.03), cluster), 1e-3, 1)
     fit = fit_trace(trace, base=cluster.changed(list(UNKNOWN)), probe=probe, program=False)
     assert fit.cluster.fabric.uplink_gbps == pytest.approx(0.4, rel=0.02)
     assert fit.cluster.post_collective_work.groups == 1
@@ -149,7 +127,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_is_put_into_a_job_is_found(what: str, simulated: Any) -> None:
+def test_what_is_put_into_a_job_is_found(what: str) -> None:
     name, sections = FOUND[what]
     put = {f"{section}.{key}": value for section, of in sections.items() for key, value in of.items()}
     cluster = load_cluster(name).changed([f"{key}={value}" for key, value in put.items()])
@@ -161,9 +139,9 @@ def test_what_is_put_into_a_job_is_found(what: str, simulated: Any) -> None:
         assert_good(fit)
 
 
-def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
+def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe() -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
-    stamps = read_job(read_rows(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600)))
+    stamps = read_job(read_rows(probed(load_cluster("equal-slack"), 0.02, 600)))
     rng = np.random.default_rng(3)
     late_TG = 0.006 * rng.standard_normal(stamps.finish_TG.shape)
     late_TR = np.repeat(late_TG, stamps.ranks // stamps.groups, axis=1)
@@ -176,7 +154,7 @@ def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated:
     assert abs(blind.alone_s - 0.08) > abs(found.alone_s - 0.08)
 
 
-def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
+def test_every_step_collapsing_needs_a_known_link() -> None:
     cluster = load_cluster("all-to-all-shallow")
     trace = with_bytes(simulated(cluster), cluster)
     blind, known = fit_trace(trace, program=False), fit_trace(trace, base=cluster, program=False)
@@ -189,7 +167,7 @@ def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_tenant_of_another_period(simulated: Any) -> None:
+def test_a_tenant_of_another_period() -> None:
     settings = ["tenants.0.period_ratio=1.1", "tenants.0.comm_share=0.3"]
     cluster = load_cluster("sockets-two-jobs").changed(settings)
     fit = fit_trace(with_bytes(simulated(cluster), cluster), base=_without_tenants(cluster), program=False)
@@ -201,14 +179,14 @@ def _without_tenants(cluster: Cluster) -> Cluster:
     return cluster.changed(["tenants=[]"])
 
 
-def test_no_tenant_is_no_tenant(simulated: Any) -> None:
+def test_no_tenant_is_no_tenant() -> None:
     cluster = _without_tenants(load_cluster("sockets-two-jobs"))
     fit = fit_trace(noisy(simulated(cluster), 2e-3), program=False)
     assert fit.cluster.tenants == []
     assert not by_key(fit)["tenants"].is_identified
 
 
-def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) -> None:
+def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why() -> None:
     cluster = load_cluster("sockets-null-jitter")
     fit = fit_trace(simulated(cluster), base=cluster, name="mine", program=False)
     uplink, payload = by_key(fit)["fabric.uplink_gbps"], by_key(fit)["job.gradient_bytes"]
@@ -222,7 +200,7 @@ def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) ->
     assert fit.cluster.name == "mine"
 
 
-def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter(simulated: Any) -> None:
+def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter() -> None:
     """Groups that always start together show how long all take, and not whether the others hold one up."""
     noise = ["noise.jitter_cv=0.01", "noise.common_cv=0.0", "noise.transfer_cv=0.06"]
     cluster = load_cluster("unequal-slack").changed(["fabric.nic_gbps=1.0", *noise])
@@ -250,7 +228,7 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     """Nobody takes part in it, so that no link could take that time, and a step that left it out would be too short."""
     trace = _live_trace(iterations=40, odd=20)
     rank, group = trace.column("rank"), trace.column("group")
-    alone = _changed(trace, group=pa.array(np.where(group > 2, 10 + rank, group).astype(group.dtype)))
+    alone = changed(trace, group=np.where(group > 2, 10 + rank, group))
     stamps = read_job(read_rows(alone))
     assert stamps.members == ((0,), (1,), (2,), (3,))
     np.testing.assert_allclose(stamps.compute_TR, 0.05, atol=1e-9)
@@ -289,27 +267,27 @@ def _live_trace(iterations: int, odd: int) -> Trace:
 
 
 @pytest.mark.parametrize(("drop", "said"), [(COLLECTIVE_OPS, "no collective"), ((), "at least 16")])
-def test_a_trace_that_is_no_job_is_refused(drop: tuple[str, ...], said: str, simulated: Any) -> None:
+def test_a_trace_that_is_no_job_is_refused(drop: tuple[str, ...], said: str) -> None:
     trace = simulated(load_cluster("equal-slack"), iterations=12)
     keep: NDArray[np.bool_] = ~trace.isin("op", *drop) if drop else np.ones(trace.table.num_rows, np.bool_)
     with pytest.raises(InputError, match=said):
         fit_trace(Trace(trace.table.filter(pa.array(keep)), trace.metadata), program=False)
 
 
-def test_where_ranks_often_leave_late_a_step_ends_with_the_first(simulated: Any) -> None:
+def test_where_ranks_often_leave_late_a_step_ends_with_the_first() -> None:
     """As on hosts with more ranks than cores, where all wait for each other though some begin before others are out."""
     trace = simulated(load_cluster("equal-slack"))
     iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
     end_s[trace.isin("op", "barrier") & (iteration % 8 == rank)] += 0.2
-    late, plain = (read_job(read_rows(one)) for one in (_changed(trace, end_s=pa.array(end_s)), trace))
+    late, plain = (read_job(read_rows(one)) for one in (changed(trace, end_s=end_s), trace))
     for name in ("iteration_T", "step_T", "entry_TR", "finish_TG", "ready_TG"):
         np.testing.assert_allclose(getattr(late, name), getattr(plain, name), atol=1e-9)
 
 
-def test_groups_that_never_wait_for_each_other_are_refused(simulated: Any) -> None:
+def test_groups_that_never_wait_for_each_other_are_refused() -> None:
     trace = simulated(load_cluster("equal-slack"))
     factor = np.where(trace.column("rank") % 8 < 4, 1.0, 1.5)
-    apart = _changed(trace, **{name: pa.array(trace.column(name) * factor) for name in ("start_s", "end_s")})
+    apart = changed(trace, **{name: trace.column(name) * factor for name in ("start_s", "end_s")})
     alone = Trace(apart.table.filter(pa.array(~apart.isin("op", "barrier"))), apart.metadata)
     with pytest.raises(InputError, match=r"allowed: a job whose ranks wait for each other$"):
         fit_trace(alone, program=False)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import job_of
+from traced_jobs import job_of, paced
 
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.link_replay import LinkFit, fit_links, share_uplink
 from paceenv.calibration.step_stamps import read_rows
-from paceenv.core import timing
 from paceenv.core.probing import HEAD_START_SHARE, Plan, unit_of
-from paceenv.core.trace import read_trace
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive, start
-from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 
 Array = NDArray[np.float64]
@@ -29,17 +25,12 @@ RECORD = derive(CLUSTER, episode_keys([0])).jobs[0]
 ALONE_S, WORK_S, LATENCY_S = (float(RECORD[key]) for key in ("transfer_alone_s", "uplink_work_s", "latency_s"))
 
 
-def _simulated(plan: Plan, seed: int, path: Path) -> JobStamps:
+def _simulated(plan: Plan, seed: int) -> JobStamps:
     """The unequal-slack job, whose ranks hold back by a plan."""
-    simulator = start(CLUSTER, np.array([seed]))
-    ranks, groups = simulator.batch.ranks, simulator.batch.groups
+    ranks, groups = CLUSTER.ranks, CLUSTER.groups
     units = [unit_of(rank, rank * groups // ranks, ranks // groups, ranks) for rank in range(ranks)]
-    with RecordingWriter(path, simulator, "known") as writer:
-        for i in range(ITERATIONS):
-            level_R = np.array([plan.level(i, *unit) for unit in units])
-            simulator.state.rank_EFR[0, timing.DELAY_S, :ranks] = plan.probe_s * level_R
-            writer.append(simulator.record(simulator.off(), 1))
-    return read_job(read_rows(read_trace(path)))
+    level_TR = np.array([[plan.level(i, *unit) for unit in units] for i in range(ITERATIONS)])
+    return read_job(read_rows(paced(CLUSTER, seed, plan.probe_s * level_TR)))
 
 
 def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
@@ -52,10 +43,10 @@ def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
 
 
 @pytest.mark.slow
-def test_error_bars_hold_the_truth(tmp_path: Path) -> None:
+def test_error_bars_hold_the_truth() -> None:
     """Of 90 %. Noise of some ten iterations leaves hardly thirty independent numbers in a trace, and less to tell."""
     plans = [Plan(1000 + seed, PROBE_S, 20, HEAD_START_SHARE) for seed in range(40)]
-    found = [fitted(_simulated(plan, k, tmp_path / "trace.parquet"), 0.9, k) for k, plan in enumerate(plans)]
+    found = [fitted(_simulated(plan, k), 0.9, k) for k, plan in enumerate(plans)]
     assert all(fit.probed for fit in found)
     alone = [abs(fit.alone_s - ALONE_S) <= NORMAL_90 * fit.alone_se for fit in found if np.isfinite(fit.alone_se)]
     work = [abs(fit.work_s - WORK_S) <= NORMAL_90 * fit.work_se for fit in found if np.isfinite(fit.work_se)]

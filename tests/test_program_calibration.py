@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from traced_jobs import H100_DIR, awaited, needs_h100
+from traced_jobs import H100_DIR, awaited, changed, needs_h100
 
 from benchmarks._common import recorded
 from paceenv.calibration.fit_trace import JobFit, fit_trace
@@ -188,20 +188,16 @@ def test_one_collective_stays_one_collective() -> None:
 def test_what_cannot_be_told_says_what_would_settle_it() -> None:
     trace = recorded(EXPERTS, 0, STEPS)
     rank, group = trace.column("rank"), trace.column("group")
-    columns = {name: trace.column(name) for name in trace.table.column_names}
-
-    def changed(rows: Any = slice(None), **other: Any) -> Trace:
-        return Trace.from_columns({n: c[rows] for n, c in (columns | other).items()}, trace.metadata)
-
-    missing = changed(rank != 1)
+    missing = Trace(trace.table.filter(rank != 1), trace.metadata)
     with pytest.raises(InputError, match="A trace of all ranks settles it"):
         fit_trace(missing, program=True)
-    iteration, seq, op = columns["iteration"], columns["seq"], columns["op"]
-    irregular = changed(~((group >= 0) & (iteration % 7 == seq % 7) & (seq > 3)))
+    iteration, seq, op = (trace.column(name) for name in ("iteration", "seq", "op"))
+    some = ~((group >= 0) & (iteration % 7 == seq % 7) & (seq > 3))
+    irregular = Trace(trace.table.filter(some), trace.metadata)
     with pytest.raises(InputError, match="transfers differ from step to step"):
         fit_trace(irregular, program=True)
     is_send = op == "all_to_all"
-    sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
+    sends = changed(trace, op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
     with pytest.raises(InputError, match="does not say who is at the other end"):
         fit_trace(sends, program=True)
 

@@ -18,7 +18,6 @@ from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
-from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import read_matrix
@@ -70,7 +69,7 @@ def test_the_parts_of_a_step_add_up() -> None:
 def test_who_waits_and_who_is_late_in_closed_form() -> None:
     cells = read_matrix(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
     time_s = {}
-    for kind in spans(cells, build_graph(cells)):
+    for kind in spans(cells):
         length_n = (kind.end_nT - kind.start_nT).mean(axis=1)
         time_s[kind.name] = np.bincount(cells.rank_N[kind.operation_n], length_n, 4)
     np.testing.assert_allclose(time_s["compute"], [1.0, 1.0, 1.0, 2.0])
@@ -89,7 +88,7 @@ def test_a_job_of_1000_ranks_and_2000_steps_stays_small() -> None:
     assert "mean over 13 steps of the latest of 11 ranks" in picture.text[0]
     assert "mean over 13 steps of the latest of 11 ranks" in picture.svg, "on the picture itself"
     assert len(page("", "", [picture])) < 2e6
-    lines = timeline(few, spans(few, build_graph(few)), np.zeros(1000))
+    lines = timeline(few, spans(few), np.zeros(1000))
     assert "16 of 1000 ranks" in lines.text[0]
     assert len(page("", "", [lines])) < 5e5
 

@@ -42,9 +42,7 @@ class BandwidthFit:
 
     table: Table
     law: Law
-    hop_se: float
-    bandwidth_se: float
-    sqrt_se: float
+    se: Law
     """Not a number where the table has too few sizes to tell latency from bandwidth; then the law has none."""
     residual: NDArray[np.float64]
     """(law - measured) / measured, for each size."""
@@ -82,7 +80,7 @@ class BandwidthFit:
             return ""
         size_S = np.unique(self.table.size_bytes)
         time_S = np.array([np.median(self.table.time_s[self.table.size_bytes == size]) for size in size_S])
-        rate_S = bus_bandwidth(self.table, size_S, time_S)
+        rate_S = np.asarray(volume(self.table.op, "ring", self.table.members, size_S).sent_bytes / time_S)
         at = int(np.argmax(rate_S[:-1] / rate_S[1:]))
         is_cliff = at + 2 < len(rate_S) and rate_S[: at + 1].max() >= _CLIFF * rate_S[at + 1 :].max()
         if not is_cliff:  # but a dip at some sizes, or noise
@@ -136,18 +134,12 @@ class BandwidthFit:
     def parameters(self) -> list[Parameter]:
         """The law as the ``fabric`` keys of a cluster: of the links inside a node, or of its NICs."""
         prefix, rate = ("intra_node_", "intra_node_gbps") if self.nodes == 1 else ("", "nic_gbps")
-        terms = [(rate, self.law.bandwidth_Bps, self.bandwidth_se, 1.0 / BYTES_PER_GBIT)]
+        terms = [(rate, self.law.bandwidth_Bps, self.se.bandwidth_Bps, 1.0 / BYTES_PER_GBIT)]
         if not self.is_bandwidth_only:
-            terms.append((f"{prefix}latency_us", self.law.hop_s, self.hop_se, 1e6))
-            terms.append((f"{prefix}sqrt_us_per_sqrt_mb", self.law.sqrt_s, self.sqrt_se, 1e9))
+            terms.append((f"{prefix}latency_us", self.law.hop_s, self.se.hop_s, 1e6))
+            terms.append((f"{prefix}sqrt_us_per_sqrt_mb", self.law.sqrt_s, self.se.sqrt_s, 1e9))
         said = f"{self.table.op} among {self.table.members} ranks; the law misses the table by {self.misfit:.1%}"
         return [identified(f"fabric.{key}", float(f"{x * unit:.5g}"), se * unit, said) for key, x, se, unit in terms]
-
-
-def bus_bandwidth(table: Table, size_bytes: NDArray[np.float64], time_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes a second as nccl-tests counts them on the bus: what a ring's slowest link carries."""
-    sent = volume(table.op, "ring", table.members, size_bytes).sent_bytes
-    return np.asarray(sent / time_s, np.float64)
 
 
 def mib(size_bytes: float) -> str:
@@ -165,16 +157,11 @@ def fit_bandwidth(table: Table) -> BandwidthFit:
     columns = np.stack([np.full_like(table.time_s, ring.rounds), ring.sent_bytes, np.sqrt(ring.sent_bytes)], axis=1)
     relative = columns / table.time_s[:, None]
     values, errors = _nnls(relative)
-    if values[1] <= 0.0:
+    (hop_s, s_per_byte, sqrt_s), (hop_se, byte_se, sqrt_se) = values.tolist(), errors.tolist()
+    if s_per_byte <= 0.0:
         raise InputError(f"{table.source}: time does not grow with size; allowed: sizes large enough to fill the link")
-    return BandwidthFit(
-        table,
-        Law(float(values[0]), float(1.0 / values[1]), float(values[2])),
-        float(errors[0]),
-        float(errors[1] / values[1] ** 2),
-        float(errors[2]),
-        relative @ values - 1.0,
-    )
+    law, se = Law(hop_s, 1.0 / s_per_byte, sqrt_s), Law(hop_se, byte_se / s_per_byte**2, sqrt_se)
+    return BandwidthFit(table, law, se, relative @ values - 1.0)
 
 
 def fit_table(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
@@ -199,7 +186,7 @@ def _bandwidth_only(table: Table, sent_bytes: NDArray[np.float64]) -> BandwidthF
     spread = 1.4826 * float(np.median(np.abs(rate - bandwidth)))
     residual = sent_bytes / bandwidth / table.time_s - 1.0
     se = spread / math.sqrt(len(rate)) if len(rate) > 1 else math.nan
-    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), math.nan, se, math.nan, residual)
+    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), Law(math.nan, se, math.nan), residual)
 
 
 def _nnls(relative: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

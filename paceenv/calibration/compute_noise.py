@@ -50,15 +50,14 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
         return
     healthy_TR, episodes = _without_episodes(compute.value_TR, stamps.names)
     data["noise"] = dict(NO_NOISE)
-    fit = fit_noise(healthy_TR)
-    mean, *noise = fit.parameters
+    (mean, *noise), slow_ranks = fit_noise(healthy_TR)
     if not is_ratio:
         builder.put(replace(mean, evidence="mean of what precedes the payload, healthy ranks"))
     elif not compute.by_rank:  # phases have the mean over all ranks
         assert mean.value is not None
         for phase in compute_phases(builder):
             phase["seconds"] = float(f"{mean.value * phase['seconds']:.6g}")
-    builder.slow = [] if compute.by_rank else [stamps.names[r] for r in fit.slow]
+    builder.slow = [] if compute.by_rank else [stamps.names[r] for r in slow_ranks]
     slow = ", ".join(f"rank {name}" for name in builder.slow)
     for one in noise:
         if compute.by_rank and one.key in LASTING:
@@ -103,15 +102,15 @@ def fit_stage(trace: Trace, base: Cluster, name: str) -> tuple[Cluster, str]:
     """``base`` with the compute time and noise of a pipeline's first stage, one node a rank; and what is left out."""
     stages = stage_times(trace)
     first = min(stages)
-    fit, data = fit_noise(stages[first]), base.model_dump()
+    (parameters, _), data = fit_noise(stages[first]), base.model_dump()
     source = f"derived statistics of {trace.job_name(None)} ({trace.metadata.source}), stage {first}"
     data |= {"name": name, "description": f"Noise of compute fitted to {source}."}
     data["job"] |= {"nodes": stages[first].shape[1]}
     data["noise"] |= NO_NOISE
-    for one in map(_within_bounds, fit.parameters):
+    for one in map(_within_bounds, parameters):
         section, _, key = one.key.partition(".")
         data[section][key] = one.value
-    data["calibration"] = {"source": source, "fitted": {one.key: one.to_record() for one in fit.parameters}}
+    data["calibration"] = {"source": source, "fitted": {one.key: one.to_record() for one in parameters}}
     said = f"only the noise of compute of stage {first} is fitted; sends and receives between stages are not"
     return config_files.parse(Cluster, data, f"calibration of {source}"), f"a pipeline of {len(stages)} stages: {said}"
 

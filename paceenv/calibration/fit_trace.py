@@ -11,7 +11,7 @@ the trace decides. From there on each goes through its stages, as :data:`STAGES`
 | work | what groups do behind a collective | ``structure`` |
 | links | rates, latencies, losses | ``links``, ``link_replay``, ``program_links`` |
 | tenants | another job on the uplink | ``tenants`` |
-| program | what only its simulated step shows | ``program_fit`` |
+| program | what only its simulated step shows | ``program_links``, ``known_program`` |
 | errors | the record, and a check on unseen steps | ``parameters``, ``heldout``, ``posterior`` |
 """
 
@@ -29,15 +29,14 @@ from paceenv.calibration.cluster_builder import ClusterBuilder, Stamps, Steps
 from paceenv.calibration.compute_noise import add_noise
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.known_program import AnchorStamps, read_known
+from paceenv.calibration.known_program import AnchorStamps, add_known, match_known, read_known
 from paceenv.calibration.links import add_payload
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.program_fit import match_known, match_program
-from paceenv.calibration.program_links import add_transfers, durations
+from paceenv.calibration.program_links import add_transfers, durations, match_program
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.step_order import OVERLAPS
 from paceenv.calibration.step_stamps import JobRows, StepStamps, read_rows
-from paceenv.calibration.structure import add_collective, add_known, add_post_work, add_program
+from paceenv.calibration.structure import add_collective, add_post_work, add_program
 from paceenv.calibration.tenants import add_tenants
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace

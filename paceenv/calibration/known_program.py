@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import RankCompute
+from paceenv.calibration.cluster_builder import ClusterBuilder, Matched, RankCompute
+from paceenv.calibration.compute_noise import put_lengths
 from paceenv.calibration.noise_fit import MIN_STEPS
+from paceenv.calibration.parameters import FROM_BASE, exact, identified, not_identifiable
 from paceenv.calibration.step_stamps import PLAIN_OPS, JobRows, Row, StepStamps
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, Wait
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
+
+RATE: Final = "fabric.nic_gbps"
 
 Array = NDArray[np.float64]
 
@@ -122,10 +126,11 @@ def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def known_compute(stamps: AnchorStamps) -> tuple[list[dict[str, Any]], RankCompute]:
-    """The phases of the base with the seconds that ranks compute before their anchors."""
-    assert stamps.base.program is not None
-    phases = [phase.model_dump(exclude_none=True, exclude_defaults=True) for phase in flat(stamps.base.program.step)]
+def add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
+    """The base itself, with the seconds that ranks compute before the anchors of its program."""
+    stamps, base = builder.stamps, builder.stamps.base
+    assert base.program is not None
+    phases = [phase.model_dump(exclude_none=True, exclude_defaults=True) for phase in flat(base.program.step)]
     works = [one["compute"] for one in phases if "compute" in one]
     nominal = np.array([one["seconds"] for one in works])
     ratios: list[list[float]] = [[] for _ in works]
@@ -143,4 +148,19 @@ def known_compute(stamps: AnchorStamps) -> tuple[list[dict[str, Any]], RankCompu
     total_TR = np.stack(total_R, axis=1)
     by_rank = any("ranks" in one for one in works)  # phases of their own say how ranks differ
     mean_R = total_TR.mean(axis=0) if by_rank else np.full(total_TR.shape[1], total_TR.mean())
-    return phases, RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, relative_R)
+    builder.compute = RankCompute(total_TR / np.maximum(mean_R, 1e-300), by_rank, relative_R)
+    said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
+    builder.data = base.model_dump() | builder.data | {"description": said}
+    builder.data["program"]["step"] = phases
+    builder.add(exact("job.nodes", base.job.nodes, FROM_BASE))
+
+
+def match_known(builder: ClusterBuilder[AnchorStamps]) -> None:
+    """Lengths of a given program's phases, and the rate of the NICs."""
+    put_lengths(builder)
+    matched = builder.match_step([RATE], 0.3, 2.0)
+    if isinstance(matched, Matched):
+        said = "the rate with which the simulated step is as long as the measured one; latency is in it"
+        builder.put(identified(RATE, matched.gbps[RATE], matched.gbps[RATE] * matched.relative_se, said))
+    else:
+        builder.add(not_identifiable(RATE, builder.data["fabric"]["nic_gbps"], matched, FROM_BASE))

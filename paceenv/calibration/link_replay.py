@@ -163,17 +163,16 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
         se = float(lasts_TG[use_T].std(ddof=1) / np.sqrt(use_T.sum()))
         why = "with one process group its own links and the uplink look the same"
         return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
-    hold_T = stamps.iteration_T[use_T] // HOLD_ITERATIONS
-    model = UplinkModel(
-        arrival_TG[use_T], end_TG[use_T], stamps.of_groups(stamps.delay_TR)[use_T], hold_T, known_alone_s
-    )
+    delay_TG, hold_T = stamps.of_groups(stamps.delay_TR)[use_T], stamps.iteration_T[use_T] // HOLD_ITERATIONS
+    model = UplinkModel(arrival_TG[use_T], end_TG[use_T], delay_TG, known_alone_s)
     theta = model.least_squares()
     probed = model.probed and known_alone_s is None
     if probed:
         theta = model.with_instruments(theta)
     alone_s, work_s = model.seconds(theta)
     residual_TG = end_TG - share_uplink(arrival_TG, alone_s, work_s)
-    return model.with_errors(theta, LinkFit(alone_s, np.inf, work_s, np.inf, "", residual_TG, probed, outliers))
+    fit = LinkFit(alone_s, np.inf, work_s, np.inf, "", residual_TG, probed, outliers)
+    return model.with_errors(theta, fit, hold_T)
 
 
 def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
@@ -198,18 +197,9 @@ class UplinkModel:
     group never feels the others, to 1. A known time alone leaves the whole only.
     """
 
-    def __init__(
-        self,
-        arrival_TG: Array,
-        end_TG: Array,
-        delay_TG: Array,
-        hold_T: NDArray[np.int64],
-        known_alone_s: float | None,
-    ) -> None:
+    def __init__(self, arrival_TG: Array, end_TG: Array, delay_TG: Array, known_alone_s: float | None = None) -> None:
         self.arrival_TG, self.end_TG, self.known_alone_s = arrival_TG, end_TG, known_alone_s
-        self.hold_T = hold_T
         self.groups = arrival_TG.shape[1]
-        self.lasts_TG = end_TG - arrival_TG
         relative_TG = delay_TG - delay_TG.mean(axis=1, keepdims=True)
         self.probed = float(relative_TG.std()) > _PROBED_S
         # arrivals as they would have been had the drawn delays been all that made them differ
@@ -237,7 +227,7 @@ class UplinkModel:
         return self.end_TG - self.ends(theta, self.arrival_TG)
 
     def least_squares(self) -> Array:
-        whole, least = np.log(np.median(self.lasts_TG)), 1.0 / self.groups
+        whole, least = np.log(np.median(self.end_TG - self.arrival_TG)), 1.0 / self.groups
         starts = [[whole]] if self.known_alone_s is not None else [[whole, c] for c in (1.2 * least, 0.5, 0.9)]
         bounds = ([-np.inf, least][: len(starts[0])], [np.inf, 1.0][: len(starts[0])])
         solutions = [
@@ -264,7 +254,7 @@ class UplinkModel:
                 break
         return theta
 
-    def with_errors(self, theta: Array, fit: LinkFit) -> LinkFit:
+    def with_errors(self, theta: Array, fit: LinkFit, hold_T: NDArray[np.int64]) -> LinkFit:
         """The fit with the standard errors of time alone and work, and why one is infinite.
 
         A cap of 1 is the end of what can be seen: near it only what a group takes alone at most is known. Near the
@@ -279,9 +269,10 @@ class UplinkModel:
         inner = np.ix_(free, free)
         by_holds, by_eighths = (
             jackknife(scores_TP[:, free], bread_TPP[:, free][:, :, free], block_T)
-            for block_T in (self.hold_T, _LONG_BLOCKS * np.arange(len(scores_TP)) // len(scores_TP))
+            for block_T in (hold_T, _LONG_BLOCKS * np.arange(len(scores_TP)) // len(scores_TP))
         )
-        factor = np.sqrt(np.maximum(np.diag(by_eighths) / np.maximum(np.diag(by_holds), 1e-300), 1.0))
+        with np.errstate(invalid="ignore"):  # where neither is finite
+            factor = np.sqrt(np.maximum(np.diag(by_eighths) / np.maximum(np.diag(by_holds), 1e-300), 1.0))
         covariance = np.full((len(theta),) * 2, np.inf)
         covariance[inner] = by_holds * np.outer(factor, factor)
         alone_s, work_s = fit.alone_s, fit.work_s

@@ -21,7 +21,6 @@ differences between ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -118,9 +117,9 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
     return slow
 
 
-def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
-    """Compute times ``(T, R)``, seconds, of the workers of every stage of one job, in the steps that all completed."""
-    rows, stage_of = read_rows(trace, job), trace.metadata.of_ranks("stage", 0)
+def stage_times(trace: Trace) -> dict[int, Array]:
+    """Compute times ``(T, R)``, seconds, of the workers of every stage, in the steps that all completed."""
+    rows, stage_of = read_rows(trace), trace.metadata.of_ranks("stage", 0)
     stage_R = np.array([stage_of.get(rank, 0) for rank in rows.names])
     total_s_TR = np.full(rows.here_TR.shape, np.nan)
     for at, mine in ((at, rows.others[at[0]][at[1]]) for at in np.ndindex(total_s_TR.shape)):
@@ -131,18 +130,11 @@ def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
     return {number: total_TR[np.isfinite(total_TR).all(axis=1)] for number, total_TR in of_stages.items()}
 
 
-@dataclass(frozen=True)
-class NoiseFit:
+def fit_noise(compute_s_TR: Array) -> tuple[list[Parameter], list[int]]:
     """The noise of some ranks as keys of a cluster, and which of the ranks are slow, by their places.
 
-    Of jitter and imbalance it has the one that the fit did not fix at zero.
+    Of jitter and imbalance there is the one that the fit did not fix at zero.
     """
-
-    parameters: tuple[Parameter, ...]
-    slow: tuple[int, ...]
-
-
-def fit_noise(compute_s_TR: Array) -> NoiseFit:
     steps, ranks = compute_s_TR.shape
     if steps < MIN_STEPS or ranks < 2:
         raise InputError(
@@ -157,49 +149,47 @@ def fit_noise(compute_s_TR: Array) -> NoiseFit:
     whole = moments(compute_s_TR, slow_R)
     blocks = np.array_split(np.arange(steps), min(steps, REPLICATES))
     parts = [moments(np.delete(compute_s_TR, block, axis=0), slow_R) for block in blocks]
-    t = float(stats.t.ppf(0.975, len(parts) - 1))
+    # jackknife errors over steps; never 0, so that nothing is known for certain
+    count, variances = len(parts), (float(np.var(values, ddof=1)) for values in zip(*parts, strict=True))
+    se = Moments(*(max(math.sqrt((count - 1.0) ** 2 / count * variance), 1e-12) for variance in variances))
+    t = float(stats.t.ppf(0.975, count - 1))
     # with what is usual as so many more workers: an error must not vanish because three happen to be alike
     freedom = healthy - 1 + PRIOR_WORKERS
     usual_var = PRIOR_WORKERS * USUAL_PERSISTENT_CV**2
     workers_var = ((healthy - 1) * max(whole.persistent_var, 0.0) + usual_var) / freedom
 
-    def jackknife_se(name: str) -> float:
-        """Standard error over steps; never 0, so that nothing is known for certain."""
-        values, count = [getattr(part, name) for part in parts], len(parts)
-        return max(math.sqrt((count - 1.0) ** 2 / count * float(np.var(values, ddof=1))), 1e-12)
-
     def around(key: str, value: float, se: float, t: float) -> Parameter:
         return Parameter(key, value, se, max(value - t * se, 0.0), value + t * se, COMPONENTS)
 
-    def over_workers(key: str, name: str, share: float) -> Parameter:
+    def over_workers(key: str, value: float, steps_se: float, share: float) -> Parameter:
         """With the error of having seen few workers, which leaving out steps cannot show: every worker is in all.
 
         Student's t has the degrees of freedom of both, workers and steps (Welch and Satterthwaite).
         """
-        value, steps_var = getattr(whole, name), jackknife_se(name) ** 2
-        few_var = workers_var * share * value**2
+        steps_var, few_var = steps_se**2, workers_var * share * value**2
         total = steps_var + few_var
-        t_both = stats.t.ppf(0.975, total**2 / (few_var**2 / freedom + steps_var**2 / (len(parts) - 1)))
+        t_both = stats.t.ppf(0.975, total**2 / (few_var**2 / freedom + steps_var**2 / (count - 1)))
         return around(key, value, math.sqrt(total), float(t_both))
 
-    def deviation(key: str, name: str) -> Parameter:
-        variance, half = getattr(whole, name), t * jackknife_se(name)
-        return _from_variances(key, variance, variance - half, variance + half, t)
+    def deviation(key: str, variance: float, se: float) -> Parameter:
+        return _from_variances(key, variance, variance - t * se, variance + t * se, t)
 
-    skewness, skewness_se = whole.idiosyncratic_skewness, jackknife_se("idiosyncratic_skewness")
-    is_skewed = skewness > SIGNIFICANT * skewness_se
+    skewness = whole.idiosyncratic_skewness
+    is_skewed = skewness > SIGNIFICANT * se.idiosyncratic_skewness
+    kind = "noise.imbalance_cv" if is_skewed else "noise.jitter_cv"
     fitted = [
-        over_workers("job.compute_s", "mean_s", 1.0 / healthy),
-        deviation("noise.imbalance_cv" if is_skewed else "noise.jitter_cv", "idiosyncratic_var"),
-        deviation("noise.common_cv", "common_var"),
+        over_workers("job.compute_s", whole.mean_s, se.mean_s, 1.0 / healthy),
+        deviation(kind, whole.idiosyncratic_var, se.idiosyncratic_var),
+        deviation("noise.common_cv", whole.common_var, se.common_var),
         _persistent(whole, steps, healthy),
     ]
     if is_skewed:
-        fitted.append(around("noise.imbalance_skew", skewness, skewness_se, t))
+        fitted.append(around("noise.imbalance_skew", skewness, se.idiosyncratic_skewness, t))
     if slow:
         fitted.append(exact("noise.slow_ranks", slow, COMPONENTS))
-        fitted.append(over_workers("noise.slow_factor", "slow_factor", 1.0 / slow + 1.0 / healthy))
-    return NoiseFit(tuple(fitted), tuple(np.flatnonzero(slow_R).tolist()))
+        share = 1.0 / slow + 1.0 / healthy
+        fitted.append(over_workers("noise.slow_factor", whole.slow_factor, se.slow_factor, share))
+    return fitted, np.flatnonzero(slow_R).tolist()
 
 
 def _persistent(moments: Moments, steps: int, healthy: int) -> Parameter:

@@ -35,11 +35,7 @@ other or by their own links decides what pacing gains, and hardly shows in the s
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
-    """The parameters that a calibration wrote into a cluster config, also those that are not identified.
-
-    Raises:
-        InputError: a record is not whole.
-    """
+    """The parameters that a calibration wrote into a cluster config, also those that are not identified."""
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
     parameters = []
     for key, record in records:
@@ -138,10 +134,9 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
     """The 95 % interval of a parameter, kept a little above 0."""
     assert parameter.value is not None
     assert parameter.se is not None
-    low, high = (
-        parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
-        for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
-    )
+    half = NORMAL_95 * parameter.se
+    low = parameter.value - half if parameter.lo is None else parameter.lo
+    high = parameter.value + half if parameter.hi is None else parameter.hi
     return max(low, MIN_SHARE * abs(parameter.value)), high
 
 

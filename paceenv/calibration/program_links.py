@@ -2,7 +2,8 @@
 
 A transfer runs alone where no other of any communicator runs between its start and its end. It starts when its last
 member entered it and the one before it in its process group was through. Rates come from those that ran alone, or else
-are stand-ins. Nothing above the NICs is identified: what a tier above them would add is in the rate of the NICs.
+are put so that the simulated step is as long as the measured one. Nothing above the NICs is identified: what a tier
+above them would add is in the rate of the NICs.
 
 Axes: T steps, K transfers of a step.
 """
@@ -10,14 +11,15 @@ Axes: T steps, K transfers of a step.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.compute_noise import MIN_CV
+from paceenv.calibration.cluster_builder import ClusterBuilder, Matched
+from paceenv.calibration.compute_noise import MIN_CV, put_lengths
 from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, identified, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
@@ -33,6 +35,8 @@ NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
+CLOSE: Final = 0.01
+"""Error of the simulated mean step from which on single phases may vary by themselves."""
 SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
 NONE_ALONE: Final = "no transfer ran alone, so each may have been slowed by another"
 
@@ -84,6 +88,20 @@ def add_transfers(builder: ClusterBuilder[ProgramStamps]) -> None:
         cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
         said = "durations of transfers that ran alone"
         builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * timings.alone_TK.sum(), 1.0) ** 0.5, said))
+
+
+def match_program(builder: ClusterBuilder[ProgramStamps]) -> None:
+    """Lengths of phases, and rates that nobody knows and none shows, so that the step takes as long as measured."""
+    was, kept = abs(builder.mean_error), (deepcopy(builder.data), list(builder.parameters))
+    if was > CLOSE:
+        put_lengths(builder)
+        if abs(builder.mean_error) >= was:
+            builder.data, builder.parameters = kept
+    matched = builder.match_step(builder.unseen, 0.5, 8.0) if builder.unseen else ""
+    if isinstance(matched, Matched):
+        builder.drop(builder.unseen)
+        said = f"put so that the step takes as long as measured; {SETTLES}"
+        builder.put(*(not_identifiable(key, gbps, NONE_ALONE, said) for key, gbps in matched.gbps.items()))
 
 
 def _put_no_limits(builder: ClusterBuilder[ProgramStamps], fitted: Collection[Place]) -> None:

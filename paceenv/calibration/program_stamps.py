@@ -83,13 +83,12 @@ def read_program(given: JobRows) -> ProgramStamps:
     _check_ops(name, rows)
     kept, full = _kinds_of_steps(name, rows)
     groups, pairs = _members(rows[full])
-    others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
+    others = {group: members for group, members in groups.items() if group not in pairs}
     communicators, communicator_of = _communicators(name, others, len(table.names))
     for label in dict.fromkeys(pairs.values()):
         members = [list(groups[group]) for group, of in pairs.items() if of == label]
         communicators[label] = Communicator(pairs=sorted(members))
     communicator_of |= pairs
-    groups = others | {group: groups[group] for group in pairs}
     rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
     transfers, number = _ordered(name, rows[full], communicator_of, groups)
     if not transfers:
@@ -138,8 +137,7 @@ def _without_last_barriers(step: list[list[Row]]) -> list[list[Row]]:
 
 
 def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
-    for row in {(row.op, row.group >= 0) for step in rows for mine in step for row in mine}:
-        op, is_known = row
+    for op, is_known in sorted({(row.op, row.group >= 0) for step in rows for mine in step for row in mine}):
         if op not in PLAIN_OPS:
             raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(PLAIN_OPS)}")
         if not is_known and PLAIN_OPS[op] == "send":
@@ -149,16 +147,10 @@ def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
             )
 
 
-_Signature = tuple[tuple[tuple[str, int], ...], ...]
-
-
 def _kinds_of_steps(name: str, rows: list[list[list[Row]]]) -> tuple[list[int], int]:
     """Places of the steps to use, and of one that has all transfers; others may lack some of them."""
-    kinds = Counter[_Signature]()
-    of_step: list[_Signature] = []
-    for step in rows:
-        of_step.append(tuple(tuple((row.op, row.group) for row in mine) for mine in step))
-        kinds[of_step[-1]] += 1
+    of_step = [tuple(tuple((row.op, row.group) for row in mine) for mine in step) for step in rows]
+    kinds = Counter(of_step)
     usual = [kind for kind, count in kinds.items() if count > RARE * len(rows) and any(kind)]
     if not usual or sum(kinds[kind] for kind in usual) < MIN_STEPS:
         raise InputError(
@@ -188,10 +180,10 @@ def _members(step: list[list[Row]]) -> tuple[dict[int, tuple[int, ...]], dict[in
     members, communicator_of = dict[int, tuple[int, ...]](), dict[int, str]()
     first: dict[tuple[int, int], str] = {}
     for group, of_rank in ops.items():
-        senders = [r for r in of_rank if MESSAGES[0] in of_rank[r]]
-        members[group] = (*senders, *sorted(set(of_rank) - set(senders))) if len(senders) == 1 else (*sorted(of_rank),)
-        if [of_rank[r] for r in members[group]] == [{op} for op in MESSAGES]:
-            sender, receiver = members[group]
+        members[group] = tuple(sorted(of_rank))
+        pair = sorted(of_rank, key=lambda r: MESSAGES[0] not in of_rank[r])
+        if [of_rank[r] for r in pair] == [{op} for op in MESSAGES]:
+            members[group] = sender, receiver = pair[0], pair[1]
             stage = receiver - sender, sender // abs(receiver - sender)
             communicator_of[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
     return members, communicator_of
@@ -206,35 +198,31 @@ def _communicators(
         members = groups[group]
         if len(members) < 2:
             continue
-        strides = set(np.diff(members).tolist())
-        stride = strides.pop()
-        fits = not strides and ranks % (len(members) * stride) == 0
-        if not fits or list(members) not in Communicator(size=len(members), stride=stride).groups(ranks):
+        size, stride = len(members), members[1] - members[0]
+        if ranks % (size * stride) or list(members) not in Communicator(size=size, stride=stride).groups(ranks):
             raise InputError(
                 f"trace of {name}: a process group of ranks {', '.join(map(str, members))} of {ranks} is not one of "
                 "equal groups at equal distances; allowed: such groups. A trace of all ranks settles it, where some "
                 "are missing"
             )
-        kinds.setdefault((len(members), stride), []).append(group)
+        kinds.setdefault((size, stride), []).append(group)
     communicators, communicator_of = dict[str, Communicator](), dict[int, str]()
     for (size, stride), numbers in kinds.items():
         count = Counter[int]()
         for group in numbers:
-            places = {count[r] for r in groups[group]}
-            if len(places) > 1:
+            place, *other_places = {count[r] for r in groups[group]}
+            if other_places:
                 raise InputError(
                     f"trace of {name}: ranks of {size} are in process groups of which some ranks have more than others"
                     "; allowed: as many on all. A program typed by hand, given as --base, settles it"
                 )
-            place = places.pop()
             count.update(groups[group])
             label = "all" if size == ranks else f"groups-of-{size}" + (f"-stride-{stride}" if stride > 1 else "")
             label += f"-{place + 1}" if place else ""
             if label == "all":
                 label = WORLD
             else:
-                shown = None if size == ranks else size
-                communicators[label] = Communicator(size=shown, stride=stride)
+                communicators[label] = Communicator(size=None if size == ranks else size, stride=stride)
             communicator_of[group] = label
     return communicators, communicator_of
 

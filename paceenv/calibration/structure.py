@@ -14,7 +14,6 @@ from scipy import ndimage, stats
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, RankCompute
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.known_program import AnchorStamps, known_compute
 from paceenv.calibration.parameters import FROM_BASE, bounded, exact, identified, not_identifiable
 from paceenv.calibration.program_links import NO_LIMIT, nodes_of
 from paceenv.calibration.program_stamps import ProgramStamps
@@ -167,12 +166,3 @@ def _say_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> 
         why = f"no rank was ever seen to wait for {int(unseen.sum())} transfers in the background"
         source = "awaited as soon as they are through; a slower link, or a profile with the calls that wait, settles it"
         builder.add(not_identifiable("program.wait", None, why, source))
-
-
-def add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
-    """The base itself, with what ranks compute in its phases."""
-    stamps, base = builder.stamps, builder.stamps.base
-    said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
-    builder.data = base.model_dump() | builder.data | {"description": said}
-    builder.data["program"]["step"], builder.compute = known_compute(stamps)
-    builder.add(exact("job.nodes", base.job.nodes, FROM_BASE))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.intervals import Interval
+from paceenv.core.errors import out_of_range
 from paceenv.policies.select import POLICY_HELP
-from paceenv.report.recordings import read_trace
+from paceenv.report.fitted import baseline_of
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
-from paceenv.whatif import simulated
-from paceenv.whatif.baseline import Baseline, check_ranks, is_config, of_config, of_trace
-from paceenv.whatif.change import WHERE, Change, combinations
-from paceenv.whatif.predictions import Numbers, Prediction
-
-SEEDS = 32
-"""Runs of each row; two or more of each drawn cluster."""
+from paceenv.whatif.change import WHERE, combinations
+from paceenv.whatif.predictions import print_prediction
+from paceenv.whatif.simulated import SEEDS, predict
 
 
 def whatif(
@@ -71,82 +63,16 @@ def whatif(
     --pacing learned --json -
     """
     changes = combinations(nodes, oversubscription, replace_rank, pacing or [], set_ or [])
-    answer = _answer(source, changes, base, job, iterations)
+    baseline = baseline_of(source, changes, base, job)
+    cluster, rows = baseline.cluster, 1 + len(changes)
+    ranks = max([cluster.ranks, *((change.nodes or 0) * cluster.job.ranks_per_node for change in changes)])
+    if iterations * SEEDS * ranks * rows > MAX_RANK_ITERATIONS:
+        asked = f"{iterations} x {SEEDS} seeds x {ranks} ranks x {rows} rows"
+        raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
+    with output.progress(f"{cluster.name}: {len(changes)} changes", 1) as done:
+        answer = predict(baseline, changes, iterations=iterations, on_done=done)
     if output.write_json(answer, json_):
-        _print(answer)
+        print_prediction(answer)
     for row in answer.changed:
         if row.outside is not None:
             output.say(f"{row.change.label}: policy {row.change.pacing}: {row.outside}")
-
-
-def _answer(
-    source: Sequence[str], changes: Sequence[Change], base: str | None, job: str | None, iterations: int
-) -> Prediction:
-    if is_config(source):
-        for option, value in (("--base", base), ("--job", job)):
-            if value is not None:
-                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
-        return _simulate(of_config(source[0]), changes, iterations)
-    trace = read_trace(source)
-    has = frozenset(trace.column("rank")[trace.isin("job", trace.job_name(job))].tolist())
-    for change in changes:  # before a calibration, which takes its time
-        check_ranks(change, has, source[0])
-    with output.progress(f"calibrate {Path(source[0]).name}", 1):
-        baseline = of_trace(trace, source[0], base, job)
-    return _simulate(baseline, changes, iterations)
-
-
-def _simulate(baseline: Baseline, changes: Sequence[Change], iterations: int) -> Prediction:
-    ranks = max([baseline.cluster.ranks, *((c.nodes or 0) * baseline.cluster.job.ranks_per_node for c in changes)])
-    if iterations * SEEDS * ranks * (1 + len(changes)) > MAX_RANK_ITERATIONS:
-        asked = f"{iterations} x {SEEDS} seeds x {ranks} ranks x {1 + len(changes)} rows"
-        raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
-    with output.progress(f"{baseline.cluster.name}: {len(changes)} changes", 1) as done:
-        return simulated.predict(baseline, changes, seeds=SEEDS, iterations=iterations, on_done=done)
-
-
-def _print(answer: Prediction) -> None:
-    rows, note = answer.changed, "differences run by run, on the same noise; intervals of 95 %"
-    jobs = [("today", answer.today), *((row.change.label, row) for row in rows)]
-    columns = ("step, s", f"{answer.unit}/s", "CV", "J/sample")
-    title = f"What if: {answer.source}"
-    _table(title, columns, [(name, str(row.nodes), row.job) for name, row in jobs], (".4g", ".3f"), answer.method)
-    columns, digits = ("step", "throughput", "CV", "energy a sample"), ("+z.1%", "+z.3f")
-    _table("Against today", columns, [(r.change.label, "", r.against_today) for r in rows], digits, note)
-    paced = [(r.change.label, "", r.against_unpaced) for r in rows if r.against_unpaced is not None]
-    if paced and any(r.change != Change(pacing=r.change.pacing) for r in rows):
-        _table("Against the same without pacing", columns, paced, digits, note)
-    for line in _remarks(answer):
-        output.say(line)
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, str, Numbers | None]],
-    digits: tuple[str, str],
-    note: str,
-) -> None:
-    """Rows of label, nodes and numbers; ``digits`` of all numbers but the CV, and of the CV."""
-    cells = []
-    for label, nodes, n in rows:
-        assert n is not None
-        energy = () if n.energy is None else (_plain(n.energy, digits[0]),)
-        numbers = (_plain(n.step, digits[0]), _plain(n.throughput, digits[0]), _plain(n.cv, digits[1]), *energy)
-        cells.append((label, *([nodes] if nodes else []), *numbers))
-    first = ("", "nodes") if rows[0][1] else ("",)
-    output.print_table(title, (*first, *columns)[: len(cells[0])], cells, note)
-
-
-def _remarks(answer: Prediction) -> list[str]:
-    lines = []
-    if answer.measured_step_s is not None and answer.measured_cv is not None:
-        lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
-    lines += [f"open, inside the intervals: {line}" for line in answer.left_open]
-    lines += [f"assumed: {line}" for line in answer.assumes]
-    return lines + [f"not identified: {line}" for line in answer.cannot_tell]
-
-
-def _plain(estimate: Interval, digits: str = ".4g") -> str:
-    value, low, high = (format(x, digits) for x in (estimate.value, estimate.low, estimate.high))
-    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

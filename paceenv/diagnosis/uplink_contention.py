@@ -19,7 +19,6 @@ MIN_CAP: Final = 1.05
 """Smallest factor by which groups side by side take longer than alone where there is contention."""
 _MAX_STEPS: Final = 400
 _MADS: Final = 6.0
-_BLOCKS: Final = 8
 
 Array = NDArray[np.float64]
 
@@ -69,8 +68,7 @@ class _Fit:
     """Least squares of durations ``lasts_TK`` under starts ``start_TK``, relative times; ``fitted`` parameters."""
 
     def __init__(self, start_TK: Array, lasts_TK: Array, fitted: int) -> None:
-        block_T = _BLOCKS * np.arange(len(start_TK)) // len(start_TK)  # eighths of the trace: noise may last
-        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK), block_T, None)
+        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK))
         self.theta = self.model.least_squares()
         cost = float((self.model.residual(self.theta) ** 2).mean())
         self.unexplained = float(lasts_TK.var())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.report.section import Section
 from paceenv.sim.cluster import Cluster
-
-NUMBERS = ("value", "se", "lo", "hi")
 
 
 def fit_sections(cluster: Cluster) -> list[Section]:
@@ -19,15 +18,12 @@ def fit_sections(cluster: Cluster) -> list[Section]:
         step_s, again_s = measured["step_mean_s"], simulated["step_mean_s"]
         note = f"Mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+z.1%}); "
         notes.append(f"{note}CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}.")
-    fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
+    known = parameters_of(cluster)
+    fitted = [(p.key, *_numbers(p.value, p.se, p.lo, p.hi), p.evidence) for p in known if p.is_identified]
     columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
     title = f"{cluster.name}: fitted to {record['source']}"
     sections = [Section(title, notes, columns, fitted)]
-    rows = [
-        (p.key, *_numbers(p.to_record(), "value"), _bounds(p.to_record()), p.reason)
-        for p in parameters_of(cluster)
-        if not p.is_identified
-    ]
+    rows = [(p.key, *_numbers(p.value), _bounds(p), p.reason) for p in known if not p.is_identified]
     if rows:
         open_ = ("parameter", "value used", "bounds", "why")
         sections.append(Section("Cannot be identified from this trace", (), open_, rows))
@@ -43,7 +39,7 @@ def _check(check: dict[str, Any]) -> Section:
     rows = [
         (
             f"{x['quantity']}{x['unit'] and ', s'}",
-            *_numbers(x, "held_out", "simulated", "low", "high"),
+            *_numbers(x["held_out"], x["simulated"], x["low"], x["high"]),
             f"{x['error']:+z.1%}" if x["unit"] else f"{x['error']:+z.3f}",
             x["verdict"],
         )
@@ -57,10 +53,10 @@ def _check(check: dict[str, Any]) -> Section:
     return Section(title, text, ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"), rows)
 
 
-def _numbers(record: dict[str, Any], *names: str) -> tuple[str, ...]:
-    return tuple("" if record[name] is None else f"{record[name]:.4g}" for name in names)
+def _numbers(*values: float | None) -> list[str]:
+    return ["" if value is None else f"{value:.4g}" for value in values]
 
 
-def _bounds(record: dict[str, Any]) -> str:
-    said = {"at least": record["lo"], "at most": record["hi"]}
+def _bounds(parameter: Parameter) -> str:
+    said = {"at least": parameter.lo, "at most": parameter.hi}
     return " ".join(f"{word} {edge:.4g}" for word, edge in said.items() if edge is not None)

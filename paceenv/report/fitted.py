@@ -1,4 +1,4 @@
-"""The cluster behind a trace, and what pacing policies gain on it: on clusters drawn from the calibration's errors.
+"""The cluster behind recordings, and what pacing policies gain on it: on clusters drawn from the calibration's errors.
 
 For a policy the mean effect matters, not that of a single run: its interval is the range in which 95 % of such clusters
 have it.
@@ -7,16 +7,23 @@ have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from paceenv.calibration.fit_trace import JobFit
+from paceenv.calibration.bandwidth import fit_table
+from paceenv.calibration.compute_noise import fit_stage
+from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.core.errors import InputError, needs
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
+from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.diagnosis.verdict import Diagnosis, Paced, Pacing
-from paceenv.whatif.baseline import Baseline, of_trace
+from paceenv.report.recordings import find_recordings, read_trace
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import output
+from paceenv.whatif.baseline import Baseline, check_ranks, is_config, of_config, of_trace
 from paceenv.whatif.change import Change
 from paceenv.whatif.predictions import one_more
 from paceenv.whatif.simulated import drawn, simulate
@@ -30,6 +37,48 @@ GOOD_MEAN: Final = 0.1
 HOLDS: Final = ("static:defer=0/0.02", "static:defer=0/0.1")
 """Policies that hold back transfers that can wait, for a fixed share of a step."""
 _FIRST_SEED = 5_000_000
+BASE: Final = "null-jitter"
+"""Of a pipeline's first stage, where nobody gives one."""
+
+
+def fit_recordings(
+    source: Sequence[str], base: Cluster | None, name: str, probe: Path | None, program: bool | None
+) -> tuple[Cluster, list[str]]:
+    """The cluster of a job's trace, of a pipeline's first stage or of nccl-tests output, and what to say of it."""
+    inputs = find_recordings(source).read()
+    for note in inputs.notes:
+        output.say(note)
+    is_table = inputs.trace is None and bool(inputs.tables)
+    is_pipeline = inputs.trace is not None and len(set(inputs.trace.metadata.of_ranks("stage", 0).values())) > 1
+    for option, value in (("--probe", probe), ("--program", program)):
+        if value is not None and (is_pipeline or is_table):
+            kind = "a trace of pipeline stages" if is_pipeline else "nccl-tests output"
+            raise InputError(f"{option} {value}: {source[0]} is {kind}; allowed: the trace of a job")
+    with output.progress(f"fit {name}"):
+        if is_table:
+            return fit_table(inputs.tables, base, name)
+        if is_pipeline:
+            cluster, note = fit_stage(inputs.require_trace(), base or load_cluster(BASE), name)
+            return cluster, [note]
+        trace, clocks = trace_on_one_clock(inputs.require_trace())
+        probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
+        fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)
+        return fit.cluster, [*filter(None, [clocks]), *fit.notes]
+
+
+def baseline_of(source: Sequence[str], changes: Sequence[Change], base: str | None, job: str | None) -> Baseline:
+    """The job of a cluster config or of a trace, whose ranks are those of the changes."""
+    if is_config(source):
+        for option, value in (("--base", base), ("--job", job)):
+            if value is not None:
+                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
+        return of_config(source[0])
+    trace = read_trace(source)
+    has = frozenset(trace.column("rank")[trace.isin("job", trace.job_name(job))].tolist())
+    for change in changes:  # before a calibration, which takes its time
+        check_ranks(change, has, source[0])
+    with output.progress(f"calibrate {Path(source[0]).name}", 1):
+        return of_trace(trace, source[0], base, job)
 
 
 def try_policies(

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from paceenv.core.trace import PACE_OP
 from paceenv.core.wording import duration
-from paceenv.diagnosis.dependency_graph import Graph, last_arrivals
+from paceenv.diagnosis.dependency_graph import build_graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.report.pictures import drawn, in_time
 from paceenv.report.section import Section
@@ -63,7 +63,8 @@ class Spans:
     beside: bool
 
 
-def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
+def spans(matrix: OperationMatrix) -> list[Spans]:
+    graph = build_graph(matrix)
     met_NT = np.minimum(last_arrivals(matrix, graph)[graph.task_of_N], matrix.end_NT)
     meets_N = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     named = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
@@ -118,11 +119,9 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -
     seen = {row[2] for row in rows}
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
-    some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
-        if len(at_R) < len(matrix.ranks)
-        else ""
-    )
+    some = ""
+    if len(at_R) < len(matrix.ranks):
+        some = f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
     caption = (
         "Every rank is a row: above what it computes, below what it communicates and how long it waits for others. "
         f"The black line is the end of the step.{some} White is time without an operation in the trace."
@@ -157,8 +156,7 @@ def _bars(
 def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]:
     """Bars as they are seen: those closer than ``least`` as one, without what is shorter."""
     bars: list[tuple[float, float]] = []
-    for i in np.argsort(start, kind="stable"):
-        a, b = float(start[i]), float(end[i])
+    for a, b in sorted(zip(start.tolist(), end.tolist(), strict=True)):
         if bars and a <= bars[-1][1] + 0.5 * least:
             bars[-1] = (bars[-1][0], max(bars[-1][1], b))
         else:
@@ -168,16 +166,11 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
 
 # --- who keeps the others waiting -------------------------------------------------------------------------------------
 def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
-    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself.
-
-    Args:
-        late_RT: what ``paceenv.diagnosis.lateness_over_time.lateness`` says.
-    """
+    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
     R, T = late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
-    shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
-    if shared:
-        shared += f" of the latest of {ranks} ranks." if ranks > 1 else "."
+    latest = f" of the latest of {ranks} ranks" if ranks > 1 else ""
+    shared = f"Binned: a cell is the mean over {steps} steps{latest}." if ranks > 1 or steps > 1 else ""
     starts = np.arange(0, T, steps)
     latest_BT = np.fmax.reduceat(late_RT, np.arange(0, R, ranks), axis=0)
     late_BC = np.add.reduceat(latest_BT, starts, axis=1) / np.diff(np.append(starts, T))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis, Pacing
@@ -39,7 +38,7 @@ def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
     late_RT = lateness(matrix)
     sections = [
         pictures.waterfall(diagnosis),
-        timeline(matrix, spans(matrix, build_graph(matrix)), diagnosis.arrivals.late_RT.sum(axis=1)),
+        timeline(matrix, spans(matrix), diagnosis.arrivals.late_RT.sum(axis=1)),
         heat_map(matrix, late_RT) if (late_RT > 0.0).any() else None,
         pictures.course(matrix.step_s_T, matrix.iteration_T),
     ]

@@ -42,11 +42,7 @@ def resolve_sibling(path: Path, name: str) -> str:
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
-    """Data as a config.
-
-    Raises:
-        InputError: names ``where`` and the first thing wrong.
-    """
+    """Data as a config. Raises InputError with ``where`` and the first thing wrong."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -54,14 +50,7 @@ def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
 
 
 def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
-    """Read a config.
-
-    Args:
-        kind: folder of the packaged configs, such as ``clusters``.
-
-    Raises:
-        InputError: there is no such file, or something in it is wrong.
-    """
+    """Read a config by file or name; ``kind`` is the folder of the packaged ones, such as ``clusters``."""
     path = find(kind, name)
     return parse(model, read_yaml(path), str(path))
 
@@ -82,9 +71,8 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
     message = issue["msg"].removeprefix("Value error, ")
     if "allowed: " in message:  # which says itself what of
         return f"{where}: {message}{more}"
-    if (
-        issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
-    ):  # about several keys
+    if issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1:
+        # about several keys
         return f"{where}: allowed: {f'{place}: ' if place else ''}{message}{more}"
     return f"{where}: {place} = {short_repr(issue['input'])}; allowed: {message[:1].lower()}{message[1:]}{more}"
 
@@ -110,32 +98,24 @@ def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
     """Apply one ``key.sub=value`` to a config's data; list entries go by number. Raises InputError."""
-    key, separator, text = assignment.partition("=")
+    where, (key, separator, text) = f"{option} {assignment}", assignment.partition("=")
     if not separator or not key:
-        raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")
+        raise InputError(f"{where}: expected key=value, for example noise.jitter_cv=0.02")
     node: Any = data
     *parents, last = key.split(".")
     for part in parents:
-        node = (
-            node[_position(node, part, f"{option} {assignment}")]
-            if isinstance(node, list)
-            else node.setdefault(part, {})
-        )
+        node = node[_position(node, part, where)] if isinstance(node, list) else node.setdefault(part, {})
         if not isinstance(node, (dict, list)):
-            raise InputError(f"{option} {assignment}: {part} holds a value, not a section")
+            raise InputError(f"{where}: {part} holds a value, not a section")
     try:
         value = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{option} {assignment}: {short_repr(text)} is not a YAML value: {getattr(error, 'problem', error)}"
-        ) from None
+        problem = getattr(error, "problem", error)
+        raise InputError(f"{where}: {short_repr(text)} is not a YAML value: {problem}") from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e9 as a string
-    if isinstance(node, list):
-        node[_position(node, last, f"{option} {assignment}")] = value
-    else:
-        node[last] = value
+    node[_position(node, last, where) if isinstance(node, list) else last] = value
 
 
 def _position(node: list[Any], part: str, where: str) -> int:

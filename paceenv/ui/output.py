@@ -28,11 +28,7 @@ FIRST_S, NEXT_S = 2.0, 10.0
 
 
 def write_json(data: Any, where: str | None) -> bool:
-    """Write ``data`` as JSON (:func:`paceenv.core.plain.plain`) to a file or, with ``-``, to standard output.
-
-    Returns:
-        Whether standard output is left for people.
-    """
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output; whether that is left for people."""
     if where is not None:
         text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         if where == "-":
@@ -43,11 +39,7 @@ def write_json(data: Any, where: str | None) -> bool:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table between its title and a note; columns of numbers to the right.
-
-    Args:
-        rows: cells as plain text; without any only title and note are printed.
-    """
+    """Print a table of plain text between its title and a note, or only these; columns of numbers to the right."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:
@@ -57,10 +49,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Lines and a table below, cropped to the size of the terminal, in place of what it showed before.
+    """Lines, of which the first is a title, and a table below, in place of what the terminal showed before.
 
-    Args:
-        lines: the first is a title; the last ones are left out where the table needs their room.
+    They are cropped to its size; the last lines are left out where the table needs their room.
     """
     is_terminal = sys.stdout.isatty()
     if is_terminal:
@@ -111,13 +102,8 @@ def sentence(text: str) -> str:
 def progress(description: str, total: float | None = None, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """A progress bar on the error stream, or plain lines there where it is no terminal.
 
-    The first line comes after two seconds, the next ones ten seconds apart.
-
-    Args:
-        total: all of it; None where nobody knows how much there is.
-
-    Yields:
-        A function that takes how much of ``total`` is done.
+    The first line comes after two seconds, the next ones ten seconds apart. The function takes how much of ``total`` is
+    done, which is None where nobody knows how much there is.
     """
     if shown and not sys.stderr.isatty():
         with _lines(description, total) as done:

@@ -14,11 +14,7 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Make a folder and lock it; the lock goes with the process, however it ends.
-
-    Raises:
-        InputError: if the folder cannot be made or another process holds the lock.
-    """
+    """Make a folder and lock it; it goes with the process, however it ends. Raises InputError where it is held."""
     from filelock import FileLock, Timeout  # an extra that only sweeps need
 
     try:

@@ -29,17 +29,13 @@ _NIC: Final = "fabric.nic_gbps"
 
 @dataclass(frozen=True)
 class Baseline:
-    """A job as it is today.
-
-    Attributes:
-        parameters: those of a calibration from a trace; empty where the cluster has another origin.
-    """
+    """A job as it is today."""
 
     source: str  # its name, for messages
     cluster: Cluster  # the cluster it is simulated on
     slow: frozenset[int] | None  # ranks known to be slow; None where every run draws which ones are
     ranks: tuple[int, ...]  # numbers of the ranks
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Parameter, ...] = ()  # of a calibration; none where the cluster has another origin
     measured_step_s: Interval | None = None  # mean step of the trace without pacing; None where nothing was measured
     measured_cv: Interval | None = None  # coefficient of variation of these steps
     steps: int = 400  # how many they are; where the record does not tell, the usual number
@@ -85,9 +81,8 @@ class Baseline:
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""
         if change.oversubscription is not None:
-            leaves = (
-                ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
-            )  # non-blocking does not depend on it
+            # non-blocking does not depend on leaves
+            leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
         if not self.cluster.is_measured:
@@ -180,10 +175,11 @@ def of_config(name: str) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name)
     if measured_step(cluster) is None:
-        notes = () if not cluster.calibration else (
+        unknown = (
             "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
-            "the errors of its calibration are unknown",
-        )  # fmt: skip
+            "the errors of its calibration are unknown"
+        )
+        notes = (unknown,) if cluster.calibration else ()
         return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     return _calibrated(name, cluster, tuple(parameters_of(cluster)))
 
@@ -197,12 +193,12 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
         )
     trace, clocks = trace_on_one_clock(trace, job)
     fit = fit_trace(trace, base=None if base is None else load_cluster(base), job=job)
-    baseline = replace(_calibrated(source, fit.cluster, fit.parameters), steps=fit.steps or Baseline.steps)
+    baseline = _calibrated(source, fit.cluster, fit.parameters)
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
     notes = (*baseline.notes, *filter(None, [clocks]), *fit.notes)
-    return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes)
+    return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes, steps=fit.steps)
 
 
 def is_config(sources: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 from paceenv.policies.ranges import Outside
+from paceenv.ui import output
 from paceenv.whatif.change import Change
 
 LEVEL: Final = 0.95
@@ -37,27 +38,27 @@ class Numbers:
     cv: Interval
     energy: Interval | None
 
+    def cells(self, digits: str, cv_digits: str) -> list[str]:
+        """In words; energy only where there is one."""
+        energy = [] if self.energy is None else [_said(self.energy, digits)]
+        return [_said(self.step, digits), _said(self.throughput, digits), _said(self.cv, cv_digits), *energy]
+
 
 @dataclass(frozen=True)
 class Row:
-    """A job, its difference from today's and, if it is paced, from the same job without pacing."""
+    """A job, and its difference from today's."""
 
     change: Change
     nodes: int
     ranks: int
     job: Numbers
     against_today: Numbers | None = None
-    against_unpaced: Numbers | None = None
     outside: Outside | None = None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer to a what-if question.
-
-    Attributes:
-        left_open: what the intervals hold besides: between which ends, and which measurement would identify it.
-    """
+    """The answer to a what-if question."""
 
     source: str  # name of the config or trace
     method: str  # how it was made, in words
@@ -66,7 +67,7 @@ class Prediction:
     changed: Sequence[Row]  # the changed jobs
     assumes: Sequence[str]  # what the numbers take for granted
     cannot_tell: Sequence[str]  # what they leave open outside of the intervals
-    left_open: Sequence[str] = ()
+    left_open: Sequence[str] = ()  # what they hold besides: between which ends, and what would identify it
     measured_step_s: Interval | None = None  # mean step of the trace
     measured_cv: Interval | None = None  # coefficient of variation of the trace's steps
 
@@ -100,3 +101,26 @@ def widened(interval: Interval, ends: Ends, *, by_factors: bool) -> Interval:
     low, high = (math.log(x) if by_factors else x for x in interval[1:])
     low, high = low + min(0.0, *ends), high + max(0.0, *ends)
     return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
+
+
+def print_prediction(answer: Prediction) -> None:
+    """The jobs and their differences as tables, and what they rest on as lines on the error stream."""
+    rows = answer.changed
+    jobs = [("today", answer.today), *((row.change.label, row) for row in rows)]
+    columns = ["", "nodes", "step, s", f"{answer.unit}/s", "CV", "J/sample"]
+    cells = [[label, str(row.nodes), *row.job.cells(".4g", ".3f")] for label, row in jobs]
+    output.print_table(f"What if: {answer.source}", columns[: len(cells[0])], cells, answer.method)
+    columns, note = ["", "step", "throughput", "CV", "energy a sample"], "differences run by run, on the same noise"
+    cells = [[row.change.label, *row.against_today.cells("+z.1%", "+z.3f")] for row in rows if row.against_today]
+    output.print_table("Against today", columns[: len(cells[0])], cells, f"{note}; intervals of 95 %")
+    if answer.measured_step_s is not None and answer.measured_cv is not None:
+        output.say(f"measured: step {_said(answer.measured_step_s)} s, CV {_said(answer.measured_cv, '.3f')}")
+    remarks = {"open, inside the intervals": answer.left_open, "assumed": answer.assumes}
+    for what, lines in (remarks | {"not identified": answer.cannot_tell}).items():
+        for line in lines:
+            output.say(f"{what}: {line}")
+
+
+def _said(estimate: Interval, digits: str = ".4g") -> str:
+    value, low, high = (format(x, digits) for x in estimate)
+    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

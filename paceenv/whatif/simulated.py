@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change, apply
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
 
+SEEDS = 32
+"""Runs of each row; two or more of each drawn cluster."""
 MIN_SEEDS = 2
 """Of each drawn cluster, to separate differences between runs from differences between clusters."""
 MEASURED_RUNS = 16
@@ -77,26 +79,22 @@ def predict(
     baseline: Baseline,
     changes: Sequence[Change],
     *,
-    seeds: int,
+    seeds: int = SEEDS,
     iterations: int,
-    clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
     check(baseline, changes)
-    known = drawn(baseline) if clusters is None else clusters
+    known = drawn(baseline)
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
     seeds_DS = np.arange(len(known) * per_draw).reshape(len(known), per_draw)
-    unpaced = [replace(change, pacing="passive") for change in changes]
-    rows = [Change(), *changes, *unpaced]
+    rows = [Change(), *changes]
     runs = simulate(baseline, known, rows, seeds_DS, iterations, on_done)
     few_DS = np.arange(END_SEEDS)[None]
     ends = [simulate(baseline, [cluster], rows, few_DS, iterations) for cluster in baseline.at_ends]
-    text = (
-        f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
-    )
+    clusters = f"{len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else ""
     return Prediction(
         source=baseline.source,
-        method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
+        method=f"simulated: {clusters}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if baseline.counts_batches else "samples",
         today=_row(Change(), baseline, runs, ends),
         changed=[_row(change, baseline, runs, ends) for change in changes],
@@ -135,25 +133,23 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
 
 
 def _row(change: Change, baseline: Baseline, runs: _Runs, ends: Sequence[_Runs]) -> Row:
-    moved = _moved(ends, Change(), change)
-    today, alike = runs[Change()], replace(change, pacing="passive")
-    cluster = apply(change, baseline.cluster, baseline.slow)
+    is_today, cluster = change == Change(), apply(change, baseline.cluster, baseline.slow)
+    moved = {} if is_today else _moved(ends, change)
     return Row(
         change,
         cluster.job.nodes,
         cluster.ranks,
         job=_numbers(runs[change], None, moved),
-        against_today=_numbers(runs[change], today, moved) if change != Change() else None,
-        against_unpaced=_numbers(runs[change], runs[alike], _moved(ends, alike, change)) if change != alike else None,
+        against_today=None if is_today else _numbers(runs[change], runs[Change()], moved),
         outside=runs[change].outside,
     )
 
 
-def _moved(ends: Sequence[_Runs], before: Change, after: Change) -> dict[str, Ends]:
-    """How far the ends of an open quantity move the difference between two jobs, in logarithms except for the CV."""
-    if not ends or before == after:
+def _moved(ends: Sequence[_Runs], change: Change) -> dict[str, Ends]:
+    """How far the ends of an open quantity move the difference from today's job, in logarithms except for the CV."""
+    if not ends:
         return {}
-    low, high, usual = (_difference(runs[before], runs[after]) for runs in ends)
+    low, high, usual = (_difference(runs[Change()], runs[change]) for runs in ends)
     return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.core import timing
+from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.diagnosis.answer import Answer, find_answer
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.merge_ranks import Merged
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
+from paceenv.sim.engine.recording import RecordingWriter
 
 DATA = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
 """What others recorded."""
@@ -82,6 +87,23 @@ def phases_of(*phases: tuple[Any, str, Any, Any]) -> Trace:
     return Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test"))
 
 
+def changed(trace: Trace, **columns: Any) -> Trace:
+    """The trace with other values in some columns."""
+    return Trace.from_columns({name: trace.column(name) for name in trace.table.column_names} | columns, trace.metadata)
+
+
+def paced(cluster: Cluster, seed: int, delay_TR: Any) -> Trace:
+    """The trace of a simulated job whose ranks hold back as given, seconds."""
+    simulator = start(cluster, [seed])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.parquet"
+        with RecordingWriter(path, simulator, "paced") as writer:
+            for delay_R in delay_TR:
+                simulator.state.rank_EFR[0, timing.DELAY_S, : len(delay_R)] = delay_R
+                writer.append(simulator.record(simulator.off(), 1))
+        return read_trace(path)
+
+
 def answer_of(merged: Merged) -> Answer:
     """What is said of profiles that were merged."""
     return find_answer(Inputs(merged.trace, activity=merged.activity))
@@ -110,4 +132,4 @@ def awaited(trace: Trace, op: str = "all_reduce") -> Trace:
     waits = np.array([ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)])
     columns["start_s"][mine], columns["end_s"][mine] = waits, np.maximum(columns["end_s"][mine], waits)
     columns["seq"][mine] += 100
-    return Trace.from_columns(columns, trace.metadata)
+    return changed(trace, **columns)
