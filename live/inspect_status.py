@@ -72,10 +72,19 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
     gone = missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
+    lines = [f"no status of {gone} ranks" if gone else "", *_silent(snapshots), *_downgrades(snapshots)]
     lines += describe_end(snapshots)
     lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
     return list(filter(None, [*lines, *run.notes]))
+
+
+def _silent(snapshots: Sequence[Snapshot]) -> list[str]:
+    now_s = time.time()
+    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s)]
+    if not silent:
+        return []
+    since = duration(min(age_s(snapshot, now_s) or 0.0 for snapshot in silent))
+    return [f"{name_ranks([int(s['rank']) for s in silent])}: nothing heard for {since}; the rest is from before"]
 
 
 def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:

@@ -18,6 +18,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings, find
+from paceenv.live.record.history import KEPT_ITERATIONS
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
@@ -104,6 +105,7 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     few, odd = FEW * (seen or 0.0), irregular or 0.0
     unseen = (seen or 0.0) - together * (number(own, "regular") or 0.0)
     lines.append(f"  {count(seen)} iterations")
+    lines[-1] += f", times of the newest {count(KEPT_ITERATIONS)}" if (seen or 0.0) > KEPT_ITERATIONS * together else ""
     lines[-1] += f", {count(odd)} unlike the usual" if odd > few else ""
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:

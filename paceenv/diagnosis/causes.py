@@ -362,14 +362,20 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it"
     elif most == "hiccup":
         hiccup_s = t.seconds["hiccup"][t.seconds["hiccup"] > 0.0]
-        some = f"some {np.median(hiccup_s):.3g} s longer than their like"
+        some = f"some {duration(float(np.median(hiccup_s)))} longer than their like"
         evidence = f"{len(hiccup_s)} collectives take {some}, now one, now another"
     elif most == "rest":
         evidence = f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), at random"
     else:
-        share, stall_s = float((c.seconds["stall"] > 0.0).mean()), c.seconds["stall"][c.seconds["stall"] > 0.0]
-        typical = float(np.median(stall_s)) if len(stall_s) else 0.0
-        evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank"
+        stall_NT = c.seconds["stall"]
+        n, t = np.unravel_index(stall_NT.argmax(), stall_NT.shape)
+        if stall_NT[n, t] > 0.5 * stall_NT.sum():
+            place = f"rank {matrix.ranks[matrix.rank_N[c.operation[n]]]} in iteration {matrix.iteration_T[t]}"
+            evidence = f"one compute operation, of {place}, takes {duration(stall_NT[n, t])} longer than its like"
+        else:
+            stall_s = stall_NT[stall_NT > 0.0]
+            longer = f"{duration(float(np.median(stall_s)) if len(stall_s) else 0.0)} longer than their like"
+            evidence = f"{(stall_NT > 0.0).mean():.2%} of compute operations take {longer}, on any rank"
     advice = (
         "look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"

@@ -113,9 +113,7 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     caption = (
         "Each bar is what a cause adds to a mean step, from replaying the steps with and without it, on average over "
         "all orders of taking causes out (Shapley shares, so they add up). Everything else: causes too small to be "
-        "named, and time that no operation explains. The slowdown above is measured against another ideal, in which "
-        f"all ranks are as fast as their mean ({duration(diagnosis.ideal_step_time_s)}), as in the published study of "
-        "stragglers."
+        "named, and time that no operation explains."
     )
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in bars]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))

@@ -196,9 +196,7 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     caption = (
         "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
         f"{most} A cell is by how much longer a rank works in a step than the median of the others: two ranks that are "
-        "late together are both dark. The headline counts only by how much the last one of all comes after the one "
-        f"before it. {shared} "
-        f"Colours end at the {_EXTREME:.0f}th percentile."
+        f"late together are both dark. {shared} Colours end at the {_EXTREME:.0f}th percentile."
     )
     rows = [
         (str(matrix.ranks[b * ranks]), str(matrix.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
