@@ -368,10 +368,11 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         evidence = f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), at random"
     else:
         stall_NT = c.seconds["stall"]
-        n, t = np.unravel_index(stall_NT.argmax(), stall_NT.shape)
-        if stall_NT[n, t] > 0.5 * stall_NT.sum():
-            place = f"rank {matrix.ranks[matrix.rank_N[c.operation[n]]]} in iteration {matrix.iteration_T[t]}"
-            evidence = f"one compute operation, of {place}, takes {duration(stall_NT[n, t])} longer than its like"
+        n, step = divmod(int(stall_NT.argmax()), stall_NT.shape[1])
+        longest_s = float(stall_NT[n, step])
+        if longest_s > 0.5 * stall_NT.sum():
+            place = f"rank {matrix.ranks[matrix.rank_N[c.operation[n]]]} in iteration {matrix.iteration_T[step]}"
+            evidence = f"one compute operation, of {place}, takes {duration(longest_s)} longer than its like"
         else:
             stall_s = stall_NT[stall_NT > 0.0]
             longer = f"{duration(float(np.median(stall_s)) if len(stall_s) else 0.0)} longer than their like"
