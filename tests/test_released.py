@@ -67,6 +67,11 @@ def test_a_table_shows_no_negative_zero() -> None:
     assert cells([score])[0][2:6] == ("+0.00%", "+0.00 to +0.00", "0% [0, 0]", "+0.00%")
 
 
+def test_a_gap_closed_by_few_clusters_is_no_number() -> None:
+    score = Score("a", "b", 0.01, (0.0, 0.02), 0.0, 0.0, False, Interval(0.2, -8.35, 1.0))
+    assert cells([score])[0][4] == "cannot tell"
+
+
 @pytest.mark.parametrize(("place", "policy"), [(0, "learned"), (2, "adaptive")])
 def test_the_page_is_what_policies_score(place: int, policy: str) -> None:
     case = [case for case in CASES if case.load().ranks <= 32][place]

@@ -104,6 +104,8 @@ def gap(score: Score) -> str:
     if score.gap_closed is None:
         return ""
     value, low, high = score.gap_closed
+    if high - low > 1.0:  # wider than the gap
+        return "cannot tell"
     return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
