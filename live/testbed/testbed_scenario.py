@@ -39,7 +39,7 @@ class Network(Config):
 class Slow(Config):
     """Ranks that compute longer, always or in episodes."""
 
-    ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="the slow ones")
+    ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="the slow ranks")
     factor: float = Field(ge=1, le=20, description="how many times longer")
     every: int | None = Field(None, ge=2, description="iterations from one episode to the next; empty: always slow")
     iterations: int | None = Field(None, ge=1, description="length of an episode")
@@ -80,7 +80,7 @@ class Transfer(Config):
     communicator: str | None = Field(
         None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
     )
-    background: bool = Field(False, description="only started here, and awaited at the end of the iteration")
+    background: bool = Field(False, description="only starts here; ends at the end of the iteration")
     deferrable: bool = Field(False, description="the agent's rule defer may hold it back: its whole communicator")
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class Job(Config):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
     hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on, a rank on each")
-    iteration: list[Phase] = Field(description="what every rank does in an iteration, from top to bottom")
+    iteration: list[Phase] = Field(description="phases of every rank in an iteration, from top to bottom")
 
     @model_validator(mode="after")
     def _fits(self) -> Job:

@@ -48,7 +48,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Description
 
     A job of R ranks iterates: every rank computes, the ranks of a process group all-reduce over links they may share
-    with other groups and other jobs, and the step ends when the last rank is through. A *pacing rule* on each rank may
+    with other groups and other jobs, and the step ends when the slowest rank finishes. A *pacing rule* on each rank may
     delay the start of its own next iteration by a bounded amount. The agent sets the rule's threshold and delay window
     once per control interval of ``interval_iterations`` iterations; all ranks use the same setting. Delays help only
     where early work takes a shared resource from the critical path; elsewhere every delay can only cost.
@@ -66,7 +66,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Observation Space
 
-    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Entries have no unit.
+    `Box(-1, 1, (SIGNALS,), float32)`: the view of one rank, drawn for each episode. Entries have no unit.
     Except where noted an entry is ``x / (1 + |x|)`` with ``x`` = value / scale.
 
     OBSERVATION_TABLE
@@ -82,11 +82,10 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0. The copy does not see
     the action, so no action becomes better or worse than another.
 
-    With ``cv_weight=0`` a paired reward is what throughput gained, in units of the ideal step's throughput; times
-    ``passive_step_mean_s / reference_step_s`` it is ``info["gain"]``, the gain over the unpaced copy. Otherwise
-    ``cv_weight`` times what the standard deviation falls by, as a share of the ideal step, is part of the reward, so
-    that a reward of 0.05 may be steadier steps at the same throughput, and a positive reward may come with a loss of
-    throughput: a policy that is to gain throughput first takes ``cv_weight=0`` or a small one.
+    With ``cv_weight=0`` a paired reward is the gain of throughput, in units of the ideal step's throughput; times
+    ``passive_step_mean_s / reference_step_s`` it is ``info["gain"]``, the gain over the unpaced copy. Otherwise the
+    reward adds ``cv_weight`` times the fall of the standard deviation, as a share of the ideal step. A positive
+    reward may then be steadier steps with a loss of throughput; a small ``cv_weight`` prevents that.
     Raw rewards differ by far more between clusters and seeds than between actions.
 
     ## Info

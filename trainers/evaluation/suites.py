@@ -32,7 +32,7 @@ class Case(Config):
 
     cluster: str | Cluster = Field(description="by file or by name in configs/clusters, or the config itself")
     set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
-    weight: float = Field(1.0, gt=0, description="how often it is drawn, relative to the others")
+    weight: float = Field(1.0, gt=0, description="how often the cluster is drawn, relative to the others")
     null_case: bool = Field(False, description="whether pacing must not matter there")
     name: str = Field("", description="empty: as the cluster")
     split: Split = Field("held-out", description="for training, for selection, or for scores only")
@@ -60,7 +60,7 @@ class DrawnCases(Config):
     """Clusters that a seed draws, as the cases of one split."""
 
     split: Split = Field("held-out", description="the split of its clusters")
-    weight: float = Field(1.0, gt=0, description="of each cluster")
+    weight: float = Field(1.0, gt=0, description="weight of each cluster")
 
     def _case(self, cluster: Cluster, is_null: bool) -> Case:
         return Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null, weight=self.weight)
@@ -70,8 +70,8 @@ class RandomCases(DrawnCases):
     """So many random clusters (``random_clusters.py``); more of them begin with the same ones."""
 
     seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
-    clusters: int = Field(48, ge=1, le=10_000, description="how many")
-    max_ranks: int = Field(MAX_RANKS, ge=8, le=MAX_RANKS, description="of the largest job")
+    clusters: int = Field(48, ge=1, le=10_000, description="number of clusters")
+    max_ranks: int = Field(MAX_RANKS, ge=8, le=MAX_RANKS, description="ranks of the largest job")
 
     def cases(self) -> list[Case]:
         return [self._case(*random_cluster(self.seed, n, self.max_ranks)) for n in range(self.clusters)]
@@ -81,7 +81,7 @@ class RelativeCases(DrawnCases):
     """Relatives of clusters of other suites (``random_clusters.py``)."""
 
     seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
-    clusters: int = Field(ge=1, le=1000, description="how many")
+    clusters: int = Field(ge=1, le=1000, description="number of clusters")
     suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
 
     def cases(self) -> list[Case]:
@@ -103,9 +103,9 @@ class RelativeCases(DrawnCases):
 class PosteriorCases(DrawnCases):
     """Clusters that a calibrated one may be, drawn from the errors on its record."""
 
-    cluster: str | Cluster = Field(description="with a record of its calibration, by file or by name")
-    draws: int = Field(12, ge=1, le=256, description="how many")
-    seed: int = Field(0, ge=0, description="of the draws")
+    cluster: str | Cluster = Field(description="a calibrated cluster, by file or by name")
+    draws: int = Field(12, ge=1, le=256, description="number of clusters")
+    seed: int = Field(0, ge=0, description="seed of the draws")
     split: Split = Field("train", description="the split of its clusters")
     null_case: bool = Field(False, description="whether pacing must not matter there")
 
@@ -149,7 +149,7 @@ class Suite(Config):
         description="mechanisms that the search for the best static policy tries",
     )
     iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
-    limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
+    limits: Limits = Field(LIMITS, description="limits of every delay; by default those of a live job")
     seeds: int = Field(24, ge=2, description="episodes on each cluster")
     first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED, description="the others follow it")
 

@@ -169,7 +169,7 @@ class SweepConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0, description="of the search; simulations have seeds of their own")
+    seed: int = Field(0, ge=0, description="seed of the search; simulations have seeds of their own")
     static: Static | None = None
     training: TrainingSweep | None = None
 

@@ -31,7 +31,7 @@ class Environment(Config):
         [], description="clusters that episodes draw from; empty: those of the suites"
     )
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
-    mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
+    mechanisms: list[AnyMechanism] = Field(min_length=1, description="mechanisms that the policy sets, in this order")
     interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")
     episode_intervals: int = Field(64, ge=1, description="length of an episode")
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="with distill also lowest and highest")
@@ -40,9 +40,9 @@ class Environment(Config):
         0, description="control intervals over which the policy averages its views, one or several; 0: no averages"
     )
     change_intervals: int = Field(
-        0, ge=0, le=MAX_INTERVALS, description="the same for the mean change of its views; 0: not"
+        0, ge=0, le=MAX_INTERVALS, description="the same for the mean change of its views; 0: no averages"
     )
-    limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
+    limits: Limits = Field(LIMITS, description="limits of every delay; by default those of a live job")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1, description="threads that share the batch")
     pool_segments: int = Field(
@@ -99,7 +99,7 @@ class Selection(Config):
 class Sb3(Config):
     """What the algorithms of Stable-Baselines3 and sb3-contrib share; everything else is an argument of the class."""
 
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="at the start; falls linearly to zero")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="rate at the start; falls linearly to zero")
     net_arch: list[int] = Field([64, 64], min_length=1, description="hidden layers of the actor")
     arguments: dict[str, Any] = Field(
         {}, description="of the algorithm's class, by its own names; the others are DEFAULTS of sb3_learner"
@@ -121,7 +121,7 @@ class Distill(Config):
         description="random clusters that each round draws anew, for an episode each, as in suite random; the other "
         "episodes are of the environment's clusters",
     )
-    n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
+    n_epochs: int = Field(4, ge=1, description="passes in each round, over the views of all rounds so far")
     batch_size: int = Field(1024, ge=2, description="views in one update")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
     always: Mapping[AnyMechanism, tuple[float, float]] = Field(
@@ -144,11 +144,11 @@ class TrainConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0, le=MAX_RUN_SEED, description="of everything that is drawn")
+    seed: int = Field(0, ge=0, le=MAX_RUN_SEED, description="seed of all draws")
     environment: Environment
     selection: Selection | None = None
     algorithm: str = Field(
-        "PPO", description=f"what learns: {DISTILL}, or a class of stable_baselines3 or sb3_contrib, such as SAC"
+        "PPO", description=f"the learner: {DISTILL}, or a class of stable_baselines3 or sb3_contrib, such as SAC"
     )
     total_timesteps: int = Field(1_000_000, ge=1, description="decisions, summed over rows")
     sb3: Sb3 | None = Field(None, description="hyperparameters of all algorithms but distill")

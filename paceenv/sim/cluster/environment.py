@@ -36,8 +36,8 @@ class Job(Config):
         "hierarchical",
         description="of the all-reduce; auto: tree or ring by size, as NCCL. In a program hierarchical is a ring",
     )
-    overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")
-    tail_bytes: NonNegative = Field(0.0, description="the last gradients, which can only go after the compute, bytes")
+    overlap: Part = Field(0.0, description="share of compute after the first gradients are ready")
+    tail_bytes: NonNegative = Field(0.0, description="last gradients, sent only after the compute, bytes")
 
     @model_validator(mode="after")
     def _groups_divide(self) -> Job:
@@ -63,21 +63,21 @@ class Job(Config):
 class Noise(Config):
     """Noise by cause; coefficients of variation are relative to ``job.compute_s``, one to a collective's duration."""
 
-    jitter_cv: Cv = Field(0.0, description="idiosyncratic, normal, drawn for each rank and step")
-    common_cv: Cv = Field(0.0, description="common to all ranks, drawn for each step")
-    persistent_cv: Cv = Field(0.0, description="fixed per rank for an episode")
+    jitter_cv: Cv = Field(0.0, description="variation of compute, normal, drawn for each rank and step")
+    common_cv: Cv = Field(0.0, description="variation common to all ranks, drawn for each step")
+    persistent_cv: Cv = Field(0.0, description="variation between ranks, fixed for an episode")
     slow_ranks: int = Field(0, ge=0, description="how many ranks are slow throughout")
     slow_factor: AtLeastOne = Field(1.0, description="how many times longer they compute")
     imbalance_cv: Cv = Field(0.0, description="data imbalance: shifted gamma, drawn for each rank and step")
-    imbalance_skew: NonNegative = Field(1.0, description="its skewness")
+    imbalance_skew: NonNegative = Field(1.0, description="skewness of the imbalance")
     fail_slow_share: Share = Field(0.0, description="share of time a rank spends in fail-slow episodes")
-    fail_slow_mean_iterations: AtLeastOne = Field(200.0, description="their mean length, iterations")
-    fail_slow_factor: AtLeastOne = Field(1.0, description="how many times longer the rank computes meanwhile")
+    fail_slow_mean_iterations: AtLeastOne = Field(200.0, description="mean length of such an episode, iterations")
+    fail_slow_factor: AtLeastOne = Field(1.0, description="how many times longer the rank computes in it")
     drift_cv: Cv = Field(0.0, description="thermal and load drift: Ornstein-Uhlenbeck per rank")
-    drift_iterations: AtLeastOne = Field(500.0, description="its correlation time, iterations")
+    drift_iterations: AtLeastOne = Field(500.0, description="correlation time of the drift, iterations")
     stall_rate: Share = Field(0.0, description="runtime or control-plane stalls per rank and iteration")
-    stall_mean_s: NonNegative = Field(0.0, description="their mean length (exponential), s")
-    transfer_cv: Cv = Field(0.0, description="of the time of a group's collective, drawn for each group and step")
+    stall_mean_s: NonNegative = Field(0.0, description="mean length of a stall (exponential), s")
+    transfer_cv: Cv = Field(0.0, description="variation of a group's collective, drawn for each group and step")
     late_wake_s: NonNegative = Field(0.0, description="how much longer than decided a delay lasts (exponential), s")
     stamp_noise_s: NonNegative = Field(0.0, description="error of what a rank measures of its collectives, s")
     missing_share: Rare = Field(
@@ -88,19 +88,19 @@ class Noise(Config):
 class PostCollectiveWork(Config):
     """Work of a group that follows its collective and delays the end of the step: unequal slack on a shared uplink."""
 
-    groups: int = Field(0, ge=0, description="how many groups always have it")
-    work_s: NonNegative = Field(0.0, description="how long it takes them, s")
-    share: Share = Field(0.0, description="share of time any group spends in episodes of it")
+    groups: int = Field(0, ge=0, description="groups that have work after every collective")
+    work_s: NonNegative = Field(0.0, description="time of that work, s")
+    share: Share = Field(0.0, description="share of time that any group spends in episodes of such work")
     mean_iterations: AtLeastOne = Field(200.0, description="mean length of an episode, iterations")
-    episode_s: NonNegative = Field(0.0, description="its mean per step, s")
-    episode_spread: Cv = Field(0.5, description="an episode draws uniformly from 1 - spread to 1 + spread times that")
+    episode_s: NonNegative = Field(0.0, description="mean work per step of an episode, s")
+    episode_spread: Cv = Field(0.5, description="an episode's work is 1 - spread to 1 + spread times the mean, uniformly")
 
 
 class Tenant(Config):
     """Another job on the same uplink: computes, transfers, computes again; slowed by us as we are by it."""
 
     period_ratio: Positive = Field(description="its ideal period relative to ours; noise makes both longer")
-    comm_share: Share = Field(description="share of that period in which it transfers")
+    comm_share: Share = Field(description="share of its period in which it transfers")
     rate_share: Fraction = Field(1.0, description="the most of the uplink that it can take")
     weight: Positive = Field(1.0, description="its share in a tie relative to one of our groups")
     ranks: int = Field(1, ge=1, description="how many ranks it waits for in every step")

@@ -68,7 +68,7 @@ class Fabric(Config):
         0.0,
         description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
     )
-    barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
+    barrier_us: NonNegative = Field(0.0, description="time of a barrier without waits, us")
     late_share: Fraction = Field(
         1.0,
         description="of us and a tenant, what whichever begins while the other transfers gets of its fair share, until "

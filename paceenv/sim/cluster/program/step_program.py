@@ -78,7 +78,7 @@ class TransferPhase(Config):
         description="payload: the whole tensor; of an all-to-all what one rank holds; of a send the message"
     )
     communicator: Name = Field(WORLD, description="a name of program.communicators; world: all ranks")
-    background: bool = Field(False, description="only started here, and awaited at its wait or at the end of the step")
+    background: bool = Field(False, description="only starts here; ends at its wait, or at the end of the step")
     can_wait: bool = Field(False, description="the rule defer may hold it back; needs background")
     every: int = Field(1, ge=1, le=1_000_000, description="it happens in one of so many iterations")
     ranks: Ranks | None = Field(None, description="ranks that take part, whole groups; empty: all")
@@ -127,7 +127,7 @@ class StepProgram(Config):
     """A step as a program: computing and transfers in order, on communicators, some in the background."""
 
     communicators: dict[Name, Communicator] = Field({}, description="process groups by name; world is all ranks")
-    step: list[ProgramPhase] = Field(min_length=1, description="what every rank does, from top to bottom")
+    step: list[ProgramPhase] = Field(min_length=1, description="phases of every rank, from top to bottom")
     length_cv: float = Field(
         0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each rank and step"
     )
