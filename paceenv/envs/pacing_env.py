@@ -85,7 +85,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     With ``cv_weight=0`` a paired reward is the gain of throughput, in units of the ideal step's throughput; times
     ``passive_step_mean_s / reference_step_s`` it is ``info["gain"]``, the gain over the unpaced copy. Otherwise the
     reward adds ``cv_weight`` times the fall of the standard deviation, as a share of the ideal step. A positive
-    reward may then be steadier steps with a loss of throughput; a small ``cv_weight`` prevents that.
+    reward may then be steadier steps with a loss of throughput: to gain throughput, take a small ``cv_weight``.
     Raw rewards differ by far more between clusters and seeds than between actions.
 
     ## Info
