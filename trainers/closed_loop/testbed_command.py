@@ -33,7 +33,7 @@ def run_on_testbed(
         typer.Option("--out", "-o", help="The run's folder. Default: runs/testbed/SCENARIO, runs/loop/SCENARIO."),
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=2, help="Of the main job; in the loop those to observe. Default: the scenario's.")
+        int | None, typer.Option(min=2, help="Iterations of the main job, or of its observation. Default: the scenario's.")
     ] = None,
     candidates: Annotated[
         str | None,
@@ -47,7 +47,7 @@ def run_on_testbed(
         int | None,
         typer.Option(min=2, help="With --loop: pairs of blocks of each candidate. Default: the scenario's."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the blocks and of the simulated noise.")] = 0,
     json_: JsonFile = None,
 ) -> None:
     """Run real PyTorch jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.

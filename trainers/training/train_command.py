@@ -32,7 +32,7 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="What learns, instead of the config's, with hyperparameters of its own: SAC, distill, ..."),
+        typer.Option(help="The learner, instead of the config's, with its own hyperparameters: SAC, distill, ..."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoints, to the same result.")] = False,
     set_: Annotated[
