@@ -33,7 +33,8 @@ def run_on_testbed(
         typer.Option("--out", "-o", help="The run's folder. Default: runs/testbed/SCENARIO, runs/loop/SCENARIO."),
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=2, help="Iterations of the main job, or of its observation. Default: the scenario's.")
+        int | None,
+        typer.Option(min=2, help="Iterations of the main job, or of its observation. Default: the scenario's."),
     ] = None,
     candidates: Annotated[
         str | None,

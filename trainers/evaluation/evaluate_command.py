@@ -31,7 +31,8 @@ def evaluate(
     split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
     seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", "-i", min=40, help="Iterations of each episode, instead of the suite's.")
+        int | None,
+        typer.Option("--iterations", "-i", min=40, help="Iterations of each episode, instead of the suite's."),
     ] = None,
     limit: Annotated[
         list[str] | None,

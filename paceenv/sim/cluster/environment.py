@@ -93,7 +93,9 @@ class PostCollectiveWork(Config):
     share: Share = Field(0.0, description="share of time that any group spends in episodes of such work")
     mean_iterations: AtLeastOne = Field(200.0, description="mean length of an episode, iterations")
     episode_s: NonNegative = Field(0.0, description="mean work per step of an episode, s")
-    episode_spread: Cv = Field(0.5, description="an episode's work is 1 - spread to 1 + spread times the mean, uniformly")
+    episode_spread: Cv = Field(
+        0.5, description="an episode's work is 1 - spread to 1 + spread times the mean, uniformly"
+    )
 
 
 class Tenant(Config):
