@@ -10,8 +10,8 @@ from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
-from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text
-from paceenv.live.record.summary import held, shadowed
+from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text, total
+from paceenv.live.record.summary import held, shadowed, spent
 from paceenv.ui import output
 
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
@@ -75,6 +75,8 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     lines = [f"no status of {gone} ranks" if gone else "", *_silent(snapshots), *_downgrades(snapshots)]
     lines += describe_end(snapshots)
     lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
+    if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):
+        lines.append(f"{spent(snapshots)}; none now")
     return list(filter(None, [*lines, *run.notes]))
 
 

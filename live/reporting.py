@@ -119,7 +119,7 @@ class Output:
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
-                "iterations": loop.iterations,
+                "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
                 "irregular": loop.steps.irregular,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
