@@ -82,7 +82,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _silent(snapshots: Sequence[Snapshot]) -> list[str]:
     now_s = time.time()
-    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s)]
+    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s) and not snapshot.get("gone")]
     if not silent:
         return []
     since = duration(min(age_s(snapshot, now_s) or 0.0 for snapshot in silent))
@@ -127,8 +127,8 @@ def _arrives(snapshot: Snapshot) -> str:
 
 
 def _heard(snapshot: Snapshot, now_s: float) -> str:
-    if snapshot.get("final"):
-        return "ended"
+    if snapshot.get("final") or snapshot.get("gone"):
+        return "ended" if snapshot.get("final") else "gone"
     age = age_s(snapshot, now_s)
     if age is None:
         return "-"

@@ -36,8 +36,7 @@ NEWEST = 64
 LOW = 0.01
 """Quantile that stands for the best of a time."""
 STOPPED = 50.0
-"""A step this many times the median of the batch was stopped from outside. It is not in the means, by which ranks are
-called late: it would outweigh all the others in them."""
+"""A step this many times the median was stopped from outside; in the means it would outweigh all others."""
 
 Array = NDArray[np.float64]
 _STEP, _OWN, _COLLECTIVE, _BARRIER, _PACING = range(5)
@@ -62,8 +61,7 @@ class History:
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
         """Steps that were measured."""
-        self._stopped, self._longest = 0, (0.0, 0.0)
-        """Steps that were stopped from outside; how long the longest took, and when it ended, seconds since 1970."""
+        self._stopped, self._longest = 0, (0.0, 0.0)  # such steps; the longest in seconds, and when it ended
         self._ticks = 0
         self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
         self.add_overhead = self._overhead_s.append
@@ -118,9 +116,8 @@ class History:
         usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:]))
         if self.count:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
-        counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0)
-        stopped_T = counts_T & (step_s_T >= STOPPED * usual_s)
-        counts_T &= ~stopped_T
+        stopped_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T >= STOPPED * usual_s)
+        counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & ~stopped_T
         self._stopped += int(stopped_T.sum())
         now_s = time.time() - time.perf_counter()
         ends = zip(step_s_T[stopped_T].tolist(), (now_s + of_T["end_s"][stopped_T]).tolist(), strict=True)

@@ -128,12 +128,10 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 def _stopped(ranks: Sequence[Snapshot]) -> list[str]:
     """The steps that are in none of the times, of the rank with the longest of them."""
     of = max(ranks, key=lambda s: number(s, "stopped", "longest_s") or 0.0)
-    steps, longest_s = number(of, "stopped", "count"), number(of, "stopped", "longest_s")
-    if not steps or not longest_s:
-        return []
-    ended = _at(number(of, "stopped", "unix_time_s"), "%H:%M:%S")
-    longest = f"the longest took {duration(longest_s)} and ended at {ended}"
-    return [f"  left out of these times: steps of over {STOPPED:g} times the median ({count(steps)}; {longest})"]
+    longest_s, ended = number(of, "stopped", "longest_s"), _at(number(of, "stopped", "unix_time_s"), "%H:%M:%S")
+    which = f"{count(number(of, 'stopped', 'count'))}; the longest took {duration(longest_s)} and ended at {ended}"
+    line = f"  left out of these times: steps of over {STOPPED:g} times the median ({which})"
+    return [line] if longest_s else []
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
@@ -168,12 +166,11 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def spent(ranks: Sequence[Snapshot]) -> str:
-    """The delays of all modes so far."""
-    asked = count(total(ranks, "pacing", "asked"))
-    of = "before" if shadowed(ranks) else f"of {asked} asked for"  # in mode shadow more are asked for
+    """The delays of all modes so far; mode shadow asks for more than it takes."""
+    of = "before" if shadowed(ranks) else f"of {count(total(ranks, 'pacing', 'asked'))} asked for"
     taken, in_all = count(total(ranks, "pacing", "taken")), duration(total(ranks, "pacing", "total_s"))
     longest = duration(max(number(s, "pacing", "max_s") or 0.0 for s in ranks))
-    return f"{taken} delays taken {of}, {in_all} in all, longest {longest} (measured; delays end a little late)"
+    return f"{taken} delays taken {of}, {in_all} in all, longest {longest} (measured: delays end late)"
 
 
 def held(ranks: Sequence[Snapshot]) -> list[str]:
