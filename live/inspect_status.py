@@ -10,8 +10,8 @@ from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
-from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text
-from paceenv.live.record.summary import held, shadowed
+from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text, total
+from paceenv.live.record.summary import held, shadowed, spent
 from paceenv.ui import output
 
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
@@ -75,12 +75,14 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     lines = [f"no status of {gone} ranks" if gone else "", *_silent(snapshots), *_downgrades(snapshots)]
     lines += describe_end(snapshots)
     lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
+    if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):
+        lines.append(f"{spent(snapshots)}; none now")
     return list(filter(None, [*lines, *run.notes]))
 
 
 def _silent(snapshots: Sequence[Snapshot]) -> list[str]:
     now_s = time.time()
-    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s)]
+    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s) and not snapshot.get("gone")]
     if not silent:
         return []
     since = duration(min(age_s(snapshot, now_s) or 0.0 for snapshot in silent))
@@ -125,8 +127,8 @@ def _arrives(snapshot: Snapshot) -> str:
 
 
 def _heard(snapshot: Snapshot, now_s: float) -> str:
-    if snapshot.get("final"):
-        return "ended"
+    if snapshot.get("final") or snapshot.get("gone"):
+        return "ended" if snapshot.get("final") else "gone"
     age = age_s(snapshot, now_s)
     if age is None:
         return "-"

@@ -261,8 +261,8 @@ class Loop:
 
     @property
     def iterations(self) -> int:
-        """Iterations since the rank was known."""
-        return self.log.count
+        """Iterations since the rank was known, watched or not."""
+        return self.log.ticks
 
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""

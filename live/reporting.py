@@ -119,7 +119,7 @@ class Output:
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
-                "iterations": loop.iterations,
+                "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
                 "irregular": loop.steps.irregular,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
@@ -261,8 +261,8 @@ class Output:
         times = "times by the host's clock" if loop.device == "cpu" else f"times by events on {loop.device}"
         where = f"{loop.world_size} rank{'s' * (loop.world_size > 1)}, {loop.backend or 'no process group'}, {times}"
         files = f", files in {options.out}" if options.out is not None else ""
-        probing = options.mode == "probe"
-        by = f"probes of at most {1e3 * options.probe_s:g} ms" if probing else f"policy {loop.policy.source}"
+        probes = f"probes of at most {1e3 * options.probe_s:g} ms, "
+        by = {"probe": probes, "observe": ""}.get(options.mode, f"policy {loop.policy.source}, ")
         if loop.policy.candidates:
-            by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}"
-        return f"mode {loop.state}, {by}, {where}{files}"
+            by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}, "
+        return f"mode {loop.state}, {by}{where}{files}"

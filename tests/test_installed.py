@@ -101,7 +101,7 @@ def test_a_repository_with_folders_like_ours_trains_as_ever(
     production.run("-m", "paceenv.live", "--out", "run", "train.py", folder=repository)
     assert losses(repository) == (alone, True)
     [status] = (repository / "run").rglob("rank*.json")
-    assert json.loads(status.read_text())["iterations"] == 19
+    assert json.loads(status.read_text())["iterations"] == 20
 
 
 def test_a_production_node_has_no_simulator(production: Environment, tmp_path: Path) -> None:

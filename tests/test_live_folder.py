@@ -76,6 +76,20 @@ def test_a_status_comes_back_by_rank_and_the_path_says_whose_it_is(tmp_path: Pat
     assert not list(tmp_path.rglob(".*"))
 
 
+def test_a_rank_that_ends_while_it_is_read_has_left_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(process: str) -> bool:
+        write_status(tmp_path, snapshot(1))
+        return True
+
+    write_status(tmp_path, snapshot(1, final=False))
+    monkeypatch.setattr("paceenv.live.record.run_folder.is_gone", ends)
+    assert "left no last word" not in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
+    write_status(tmp_path, snapshot(2, final=False))
+    assert "rank 2 left no last word" in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
+
+
 def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:
     write_status(tmp_path, snapshot(0))
     record(tmp_path, 5, world_size=4)

@@ -73,7 +73,7 @@ def test_a_process_ends_as_ever_and_leaves_its_last_status(case: str, tmp_path: 
         (path,) = (tmp_path / "run").rglob("rank00000.json")
         status = json.loads(path.read_text())
         assert status["final"]
-        assert status["iterations"] == 49
+        assert status["iterations"] == 50
         assert any("SIGTERM" in event["text"] for event in status["events"])
 
 

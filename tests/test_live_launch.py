@@ -212,12 +212,12 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], 
     ]
     run = RunFolder(tmp_path / "run")
     first, second = run.attempts()
-    assert {s["rank"]: s["iterations"] for s in run.statuses(first)}[1] == 9
+    assert {s["rank"]: s["iterations"] for s in run.statuses(first)}[1] == 10
     page = (tmp_path / "run" / first / "summary.txt").read_text()
-    assert "rank 1 raised RuntimeError: as asked for (live_train.py:30), after 9 iterations; after it, rank 0" in page
+    assert "rank 1 raised RuntimeError: as asked for (live_train.py:30), after 10 iterations; after it, rank 0" in page
     assert "on time" not in page
     assert [(s["rank"], s["job"], s["state"], s["final"], s["iterations"]) for s in run.statuses(second)] == [
-        (rank, "live_train", "observe", True, 19) for rank in range(2)
+        (rank, "live_train", "observe", True, 20) for rank in range(2)
     ]
     assert "Where the step went" in ended.stderr
     assert all(1 in run.segments(attempt) for attempt in (first, second))

@@ -145,7 +145,7 @@ def test_a_kill_file_that_exists_is_announced(
     ("end", "exit_code", "page"),
     [
         ("os.kill(os.getpid(), 9)", -9, "rank 1 left no last word"),
-        ("sys.exit(3)", 3, "rank 1 raised SystemExit: 3 (train.py:11), after 39 iterations"),
+        ("sys.exit(3)", 3, "rank 1 raised SystemExit: 3 (train.py:11), after 40 iterations"),
     ],
 )
 def test_a_rank_that_ends_is_named_and_the_report_is_headed_by_the_script(

@@ -24,10 +24,13 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     assert heading in " ".join(page.split())
     assert "mean 100 ms, median 99 ms, 99th percentile 140 ms, at best 95 ms; CV 4.0 %" in page
     assert "compute and everything else     80 ms   80.0 %   from 70 ms (rank 0) to 90 ms (rank 1)" in page
+    assert "left out of these times: steps of over 50 times the median (1; the longest took 60 s and" in page
     assert "in the barrier                   8 ms    8.0 %\n" in page
     assert "1,180 delays taken of 1,200 asked for, 2.4 s in all, longest 10 ms" in page
     assert "blocks with and without, 16 pairs: helps by 8.1 % [7.2, 9.0]" in page
     assert "the agent itself took 20 µs of host time per iteration, 0.02 % of the step" in page
+    assert "mode canary; policy rule" in page
+    assert "policy rule" not in summarise([snapshot(0, mode="observe", state="observe")]), "it decides no more"
 
 
 def test_a_page_stays_a_page_with_many_ranks() -> None:

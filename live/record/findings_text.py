@@ -12,7 +12,6 @@ import numpy as np
 from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
-from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.rank_sets import RankSet
 from paceenv.live.record.run_folder import is_silent
 from paceenv.live.record.side_by_side import Job, Wait
@@ -83,7 +82,7 @@ def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
     """Whether a rank ended without its last status: its process is gone, or it is silent while others have ended."""
     if snapshot.get("final"):
         return False
-    return is_gone(text(snapshot, "locality", "process")) or (others_ended and is_silent(snapshot, time.time()))
+    return snapshot.get("gone") is True or (others_ended and is_silent(snapshot, time.time()))
 
 
 def _teams(rank_set: RankSet) -> list[list[int]]:

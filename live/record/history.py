@@ -7,6 +7,7 @@ Legend: T iterations of a batch, N operations, K kinds of collectives, B blocks.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -35,7 +36,7 @@ NEWEST = 64
 LOW = 0.01
 """Quantile that stands for the best of a time."""
 STOPPED = 50.0
-"""A step this many times the median of the batch was stopped from outside; it is not counted."""
+"""A step this many times the median was stopped from outside; in the means it would outweigh all others."""
 
 Array = NDArray[np.float64]
 _STEP, _OWN, _COLLECTIVE, _BARRIER, _PACING = range(5)
@@ -60,6 +61,7 @@ class History:
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
         """Steps that were measured."""
+        self._stopped, self._longest = 0, (0.0, 0.0)  # such steps; the longest in seconds, and when it ended
         self._ticks = 0
         self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
         self.add_overhead = self._overhead_s.append
@@ -105,7 +107,7 @@ class History:
         return Batch(np.array(rows, ITERATION), operations_N, tuple(self._kinds), tuple(marks))
 
     def take(self, batch: Batch) -> None:
-        """Take in the steps of a batch; marked ones are left out."""
+        """Take in the steps of a batch; marked and stopped ones are left out of the means."""
         of_T, of_N, place_N = batch.iterations_T, batch.operations_N, batch.operations_N["place"]
         if not len(of_T):
             return
@@ -114,7 +116,12 @@ class History:
         usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:]))
         if self.count:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
-        counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
+        stopped_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T >= STOPPED * usual_s)
+        counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & ~stopped_T
+        self._stopped += int(stopped_T.sum())
+        now_s = time.time() - time.perf_counter()
+        ends = zip(step_s_T[stopped_T].tolist(), (now_s + of_T["end_s"][stopped_T]).tolist(), strict=True)
+        self._longest = max([self._longest, *ends])
         number_N = self._numbers(batch)
         side_N = np.array([kind.side for kind in batch.kinds], np.int64)[of_N["kind"]]
         lasts_s_N = of_N["end_s"] - of_N["start_s"]
@@ -166,6 +173,7 @@ class History:
         overhead_s, names = tuple(self._overhead_s), ("compute_s", "collective_s", "barrier_s", "pacing_s")
         entries: dict[str, Any] = {
             "regular": self.count,
+            "stopped": {"count": self._stopped, "longest_s": self._longest[0], "unix_time_s": self._longest[1]},
             "step_iterations": round(self._ticks / self.count, 3) if self.count else 1.0,
             "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s")),
             "parts": dict.fromkeys(names),

@@ -15,7 +15,8 @@ from typing import Any, Final
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.plain import plain
-from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
+from paceenv.live.observe.locality import is_gone
+from paceenv.live.record.snapshot import SCHEMA, Snapshot, number, text
 
 SUMMARY: Final = "summary.txt"
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
@@ -121,7 +122,8 @@ class RunFolder:
     def _files(self, attempt: str, name: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
         return [(path, match) for path in _entries(self.path / attempt) if (match := name.fullmatch(path.name))]
 
-    def _read_status(self, path: Path) -> Snapshot | None:
+    def _read_status(self, path: Path, gone: bool = False) -> Snapshot | None:
+        """A rank's last snapshot, and as ``gone`` whether its process is known to have ended before it was read."""
         try:
             data = read_json(path, MAX_STATUS_BYTES)
         except InputError as error:
@@ -131,7 +133,9 @@ class RunFolder:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")
             return None
-        return data
+        if not (gone or data.get("final")) and is_gone(text(data, "locality", "process")):
+            return self._read_status(path, gone=True)
+        return data | {"gone": gone}
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -17,8 +17,9 @@ from typing import Final
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.history import KEPT_ITERATIONS
+from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
@@ -82,9 +83,9 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         lines.append(f"{count(agents)} of {count(size)} ranks have an agent" + (f": {why}" if why else ""))
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
     policy, digest = text(own, "policy", "source"), text(own, "policy", "sha256")
-    if policy and mode != "probe":  # probes need no policy
+    if policy and mode in DECIDING:  # else it decides nothing, or no more
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
-    silent = [s["rank"] for s in ranks if not entry(s, "final")]
+    silent = [s["rank"] for s in ranks if not (entry(s, "final") or entry(s, "gone"))]
     if silent and entry(own, "final"):
         lines.append(f"not ended when this was written: {name_ranks(silent)}")
     return lines
@@ -110,6 +111,7 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
+    lines += _stopped(ranks)
     for part, name in NAMES.items():
         of_rank = {s["rank"]: value for s in ranks if (value := number(s, "parts", f"{part}_s")) is not None}
         if not of_rank or not any(of_rank.values()):
@@ -123,6 +125,15 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     return lines
 
 
+def _stopped(ranks: Sequence[Snapshot]) -> list[str]:
+    """The steps that are in none of the times, of the rank with the longest of them."""
+    of = max(ranks, key=lambda s: number(s, "stopped", "longest_s") or 0.0)
+    longest_s, ended = number(of, "stopped", "longest_s"), _at(number(of, "stopped", "unix_time_s"), "%H:%M:%S")
+    which = f"{count(number(of, 'stopped', 'count'))}; the longest took {duration(longest_s)} and ended at {ended}"
+    line = f"  left out of these times: steps of over {STOPPED:g} times the median ({which})"
+    return [line] if longest_s else []
+
+
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines, bound_s = ["What pacing did"], number(own, "probe", "bound_s")
     if bound_s is not None:
@@ -131,10 +142,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     foregone = shadowed(ranks)
     lines += [f"  {line}" for line in foregone]
     if taken or (asked and not foregone):
-        longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
-        of = "before" if foregone else f"of {count(asked)} asked for"  # in mode shadow more are asked for
-        in_all = duration(total(ranks, "pacing", "total_s"))
-        lines.append(f"  {count(taken)} delays taken {of}, {in_all} in all, longest {duration(longest)}")
+        lines.append(f"  {spent(ranks)}")
     elif not foregone and not held(ranks):
         lines.append("  nothing: no delay was asked for")
     lines += [f"  {line}" for line in held(ranks)]
@@ -155,6 +163,14 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
     return lines
+
+
+def spent(ranks: Sequence[Snapshot]) -> str:
+    """The delays of all modes so far; mode shadow asks for more than it takes."""
+    of = "before" if shadowed(ranks) else f"of {count(total(ranks, 'pacing', 'asked'))} asked for"
+    taken, in_all = count(total(ranks, "pacing", "taken")), duration(total(ranks, "pacing", "total_s"))
+    longest = duration(max(number(s, "pacing", "max_s") or 0.0 for s in ranks))
+    return f"{taken} delays taken {of}, {in_all} in all, longest {longest} (measured: delays end late)"
 
 
 def held(ranks: Sequence[Snapshot]) -> list[str]:
