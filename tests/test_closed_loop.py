@@ -23,6 +23,7 @@ from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
@@ -47,15 +48,10 @@ CONTEST = Plan(3, [BlockPlan(BLOCK, BLOCK // 3, 0)], begin=QUIET)
 ON_T, BLOCKS = paired_blocks(CONTEST, ITERATIONS)
 
 
-def _steps(seed: int, change: float) -> np.ndarray:
-    """Steps of a job that pacing changes by ``change``, with noise that has a long tail."""
-    random = np.random.default_rng(seed)
-    return 0.2 * np.where(ON_T, 1.0 + change, 1.0) * np.exp(0.05 * random.standard_t(3, ITERATIONS))
-
-
 def test_the_measure_is_the_agents_own() -> None:
     """On the same steps the live comparison finds the same change; a stall is clipped by both alike."""
-    step_s_T = _steps(1, -0.05)
+    tail = np.random.default_rng(1).standard_t(3, ITERATIONS)
+    step_s_T = 0.2 * np.where(ON_T, 0.95, 1.0) * np.exp(0.05 * tail)
     step_s_T[QUIET + 2 * BLOCK - 1] = 30.0
     experiment = Experiment(["one"], CONTEST)
     for i, step_s in enumerate(step_s_T.tolist()):
@@ -75,7 +71,6 @@ def test_pairs_that_are_cut_off_do_not_count() -> None:
 
 
 def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
-    from paceenv.policies.rollout import run
 
     cluster, on_T = load_cluster("unequal-slack"), np.arange(200) >= 20
     limits = replace(LIMITS, quiet_first=20)

@@ -18,10 +18,6 @@ Make = Callable[..., Simulator]
 POWER: dict[str, Any] = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}
 
 
-def slack(environments: int, window: float = 0.5) -> Any:
-    return pacing.one_mechanism("slack", 0.01, window)[None, None].repeat(environments, axis=0)
-
-
 # Energy
 
 
@@ -42,7 +38,8 @@ def heat_gain(simulator: Make, **changes: Any) -> float:
     """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
     job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "post_work_groups": 1, "post_work_s": 1.0} | changes
     passive, paced = (simulator(range(4), **job) for _ in range(2))
-    return float(paced.run(slack(4), 600).mean() / passive.run(passive.off(), 600).mean())
+    slack = pacing.one_mechanism("slack", 0.01, 0.5)[None, None].repeat(4, axis=0)
+    return float(paced.run(slack, 600).mean() / passive.run(passive.off(), 600).mean())
 
 
 def test_delaying_spinning_ranks_cools_the_rank_they_wait_for_and_no_other(simulator: Make) -> None:

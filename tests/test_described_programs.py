@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,43 +15,24 @@ from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
+FABRIC = {"nic_gbps": 100, "intra_node_gbps": 2000, "nodes_per_leaf": 64, "uplink_gbps": 1e6, "latency_us": 5}
 MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 1024, "sequence": 1024, "tied_embeddings": False}
 
 
-def cluster(nodes: int = 4, ranks_per_node: int = 1, **more: Any) -> Cluster:
-    """A small transformer as a program; ``more`` are keys of the workload, or sections."""
-    sections = {key: more.pop(key) for key in ("fabric", "noise") if key in more}
+def cluster(nodes: int = 4, ranks_per_node: int = 1, fabric: Any = (), **more: Any) -> Cluster:
+    """A small transformer as a program; ``more`` are keys of the workload."""
     data: dict[str, Any] = {
         "name": "described",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "ring"},
         "workload": {"model": MODEL, "batch": 4, **more},
         "gpu": {"achievable_tflops": 100},
-        "fabric": {
-            "nic_gbps": 100,
-            "intra_node_gbps": 2000,
-            "nodes_per_leaf": 64,
-            "uplink_gbps": 1e6,
-            "latency_us": 5,
-            **sections.get("fabric", {}),
-        },
-        "noise": sections.get("noise", {}),
+        "fabric": FABRIC | dict(fabric),
     }
     return config_files.parse(Cluster, data, "test")
 
 
 def step_s(one: Cluster) -> float:
     return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
-
-
-def alone_s(one: Cluster) -> float:
-    """The step event by event, whether it folds or not."""
-    plan = one.plan()
-    program = tables(plan, use_of(one.fabric, one.job), has_tenants=False)
-    return program_alone_s(program, plan.compute_s)
-
-
-def ops(one: Cluster, role: int = 0) -> Counter[tuple[str, str]]:
-    return Counter((s.communicator, s.op) for s in one.plan().roles[role] if isinstance(s, Start))
 
 
 @pytest.mark.parametrize("nic_gbps", [10, 400])
@@ -68,14 +48,16 @@ def ops(one: Cluster, role: int = 0) -> Counter[tuple[str, str]]:
 def test_a_folded_step_is_as_long_as_event_by_event(keys: dict[str, Any], nic_gbps: float) -> None:
     one = cluster(fabric={"nic_gbps": nic_gbps}, **keys)
     assert one.folded is not None
-    assert step_s(one) == pytest.approx(alone_s(one), rel=2e-3)
+    plan = one.plan()
+    program = tables(plan, use_of(one.fabric, one.job), has_tenants=False)
+    assert step_s(one) == pytest.approx(program_alone_s(program, plan.compute_s), rel=2e-3)
 
 
 def test_only_plain_data_parallelism_folds() -> None:
     for keys in ({"zero_stage": 3}, {"tensor_parallel": 2}, {"pipeline_parallel": 2}):
         assert cluster(**keys).has_program, keys
     inside = cluster(2, 4, tensor_parallel=4)
-    assert {name for name, _ in ops(inside)} == {"data"}
+    assert {one.communicator for one in inside.plan().roles[0] if isinstance(one, Start)} == {"data"}
     assert (inside.has_program, inside.groups) == (False, 4), "tensor parallelism inside a node only costs time"
 
 

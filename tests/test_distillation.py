@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,7 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.trainers.training.distill import TRAINING_LIMIT, DistillLearner, Student
 from paceenv.trainers.training.learner import Curve
-from paceenv.trainers.training.teacher import (
-    Answers,
-    choose_candidates,
-    gains,
-)
+from paceenv.trainers.training.teacher import Answers, choose_candidates, gains
 from paceenv.trainers.training.train_config import Distill, Environment, TrainConfig
 from paceenv.ui import config_files
 
@@ -124,29 +119,15 @@ def test_rare_large_gains_count_where_choices_do(preferences: tuple[float, float
     assert (chosen == 2).all()
 
 
-def _learner(tmp_path: Path) -> DistillLearner:
-    data = {
-        "name": "nulls",
-        "environment": {
-            "clusters": [{"cluster": "null-jitter", "null_case": True}, {"cluster": "two-jobs"}],
-            "mechanisms": ["stagger"],
-            "threads": 1,
-        },
-        "algorithm": "distill",
-        "distill": {"margins": [0.1, 1.0, 5.0], "hysteresis": 0.0},
-    }
+@pytest.mark.parametrize(("estimate", "margin", "pressure"), [(0.0, 0.1, 1.0), (0.5, 1.0, 2.0), (9.0, 5.0, 2.0)])
+def test_the_margin_is_the_smallest_that_training_nulls_allow(estimate: float, margin: float, pressure: float) -> None:
+    """A student that promises ``estimate`` % of a stagger everywhere; on the null it only costs."""
+    clusters = [{"cluster": "null-jitter", "null_case": True}, {"cluster": "two-jobs"}]
+    data = {"name": "nulls", "algorithm": "distill", "distill": {"margins": [0.1, 1.0, 5.0], "hysteresis": 0.0}}
+    data |= {"environment": {"clusters": clusters, "mechanisms": ["stagger"], "threads": 1}}
     learner = DistillLearner(config_files.parse(TrainConfig, data, "nulls"), Curve(Logger(None, [])))
     learner.candidates = [{"stagger": (0.0, 0.4)}]
     learner.student = learner._new_student(1)
-    return learner
-
-
-@pytest.mark.parametrize(("estimate", "margin", "pressure"), [(0.0, 0.1, 1.0), (0.5, 1.0, 2.0), (9.0, 5.0, 2.0)])
-def test_the_margin_is_the_smallest_that_training_nulls_allow(
-    estimate: float, margin: float, pressure: float, tmp_path: Path
-) -> None:
-    """A student that promises ``estimate`` % of a stagger everywhere; on the null it only costs."""
-    learner = _learner(tmp_path)
     last: Any = learner.student.network[-1]  # type: ignore[union-attr]
     with torch.no_grad():
         last.bias.fill_(estimate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from test_policy_file import CANDIDATES, random_policy, refused
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.policies import names
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
 
 
 def policy(margin: float = 1.0, hysteresis: float = 0.5, **changed: Any) -> Distilled:
@@ -124,3 +129,53 @@ def test_the_preference_weighs_what_the_network_says(tmp_path: Path) -> None:
         same.with_preference(1.5)
     with pytest.raises(InputError, match="outputs = 4; allowed: 2, 1 a candidate"):
         Distilled(layers, CANDIDATES, margin=0.0, hysteresis=0.0)
+
+
+# A preference of variation against throughput, as a policy file is told it where it is named
+
+
+def saved_at(path: Path, preference: float | None = 0.5) -> Path:
+    outputs, known = (1, None) if preference is None else (2, (0.0, 2.0))
+    layers = [(np.zeros((outputs, signals.SIGNALS), np.float32), np.zeros(outputs, np.float32))]
+    told = {"preference": preference, "preference_range": known}
+    mine = Distilled(layers, [{"slack": (0.02, 0.4)}], margin=0.1, hysteresis=0.1, **told)
+    save_policy(path, PolicyFile(mine, {"step_cv": (-0.5, 0.5)}))
+    return path
+
+
+def test_a_file_is_told_its_preference_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cluster = saved_at(tmp_path / "mine.safetensors"), load_cluster("null-jitter")
+    monkeypatch.setattr(names, "released", lambda: path)
+    told = {str(path): 0.5, f"{path}:preference=1.5": 1.5, "learned": 0.5, "learned:preference=0": 0}
+    for text, preference in told.items():
+        simulated, live = select_policy(text, cluster), find_policy(text)
+        assert isinstance(simulated, Distilled)
+        assert isinstance(live.policy, Distilled)
+        assert simulated.preference == live.policy.preference == preference
+        assert live.fault == ""
+        assert live.sha256 is not None
+        assert live.calibrated_range == simulated.calibrated_range == {"step_cv": (-0.5, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{file}:preference=2.5", "preference = 2.5; allowed: 0 to 2"),
+        ("{file}:preference=nan", "preference = nan; allowed: 0 to 2"),
+        ("{file}:preference=much", "unknown option preference=much; allowed: preference=NUMBER"),
+        ("{file}:preferenc=1", "unknown option preferenc=1; allowed: preference=NUMBER"),
+        ("{old}:preference=1", "policy old: preference = 1; allowed: no preference, as it was trained for one"),
+        ("learned", "policy learned: none is released yet; allowed: a .safetensors file"),
+        ("learnt:preference=1", "no such file; allowed: passive, paper, adaptive, static, learned"),
+        ("learnt", "did you mean learned?"),
+    ],
+)
+def test_what_is_wrong_with_a_spelling_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setattr(names, "released", lambda: tmp_path / "unreleased.safetensors")
+    old = saved_at(tmp_path / "old.safetensors", None)
+    spelled = text.format(file=saved_at(tmp_path / "mine.safetensors"), old=old)
+    with pytest.raises(InputError, match=re.escape(expected)):
+        select_policy(spelled, load_cluster("null-jitter"))
+    assert expected in find_policy(spelled).fault, "live observes for the same reason"

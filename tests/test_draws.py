@@ -23,47 +23,18 @@ def jitted(function: Callable[..., Any]) -> Any:
         return numba.njit(cache=writable)(function)
 
 
-@jitted
-def rank_bits(keys: NDArray[np.uint64], ranks: int) -> NDArray[np.uint32]:
-    out = np.empty((keys.shape[0], ranks), np.uint32)
-    for k in range(keys.shape[0]):
-        for r in range(ranks):
-            out[k, r] = draws.bits32(keys[k], r)
-    return out
+rank_bits = jitted(lambda keys, ranks: np.array([draws.bits32(key, r) for key in keys for r in range(ranks)]))
+uniforms = jitted(lambda key, stream, count: np.array([draws.uniform(key, stream, i) for i in range(count)]))
+quantiles = jitted(lambda table, bits_N: np.array([draws.quantile(table, bits) for bits in bits_N]))
+geometrics = jitted(lambda u_N, probability: np.array([draws.geometric(u, probability) for u in u_N]))
 
 
 @jitted
-def uniforms(key: np.uint64, stream: int, count: int) -> NDArray[np.float64]:
-    out = np.empty(count)
-    for i in range(count):
-        out[i] = draws.uniform(key, stream, i)
-    return out
-
-
-@jitted
-def quantiles(table: NDArray[np.float64], bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    out = np.empty(bits.shape[0])
-    for i in range(bits.shape[0]):
-        out[i] = draws.quantile(table, bits[i])
-    return out
-
-
-@jitted
-def normals(
-    key: np.uint64, stream: int, iterations: int, table: NDArray[np.float64], ranks: int
-) -> NDArray[np.float64]:
+def normals(key: Any, stream: int, iterations: int, table: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
     """As the engine draws them: one key an iteration, one hash a rank."""
     out, bits_R = np.empty((iterations, ranks)), np.empty(ranks, np.uint32)
     for t in range(iterations):
         draws.quantiles(draws.key_of(key, stream, t), table, bits_R, out[t])
-    return out
-
-
-@jitted
-def geometrics(u: NDArray[np.float64], probability: float) -> NDArray[np.int64]:
-    out = np.empty(u.shape[0], np.int64)
-    for i in range(u.shape[0]):
-        out[i] = draws.geometric(u[i], probability)
     return out
 
 
@@ -134,34 +105,16 @@ def test_stream_numbers_are_part_of_the_model_s_identity() -> None:
     assert KEY == 11952503897620521611
 
 
-# Quantile tables
-
-
-def probability(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """What 32 bits stand for: the low 31 a tail probability, the top one the side."""
-    tail = (2.0 * (bits & np.uint32(0x7FFFFFFF)) + 1.0) / 2.0**33
-    return np.where(bits >> np.uint32(31), 1.0 - tail, tail)
-
-
-def grid() -> NDArray[np.uint32]:
-    """Bits over all octaves of both tails."""
+@pytest.mark.parametrize("skewness", [0.0, 0.05, 1.0, 4.0])
+def test_quantile_tables_against_scipy(skewness: float) -> None:
+    """The normal and the gamma, over all octaves of both tails: 31 bits say how far out, the top one on which side."""
     tail = np.unique(np.round(2.0 ** np.linspace(0, 31, 4000)).astype(np.uint64) - 1)
-    return np.concatenate([tail, tail + (1 << 31)]).astype(np.uint32)
-
-
-def test_normal_table_against_scipy() -> None:
-    bits = grid()
-    np.testing.assert_allclose(quantiles(draws.normal_table(), bits), stats.norm.ppf(probability(bits)), atol=2e-4)
-
-
-@pytest.mark.parametrize("skewness", [0.05, 1.0, 4.0])
-def test_gamma_table_against_scipy(skewness: float) -> None:
-    bits = grid()
-    exact = stats.pearson3.ppf(probability(bits), skewness)
-    np.testing.assert_allclose(quantiles(draws.gamma_table(skewness), bits), exact, atol=4e-4, rtol=4e-4)
-
-
-# The geometric distribution
+    bits = np.concatenate([tail, tail + (1 << 31)]).astype(np.uint32)
+    share = (2.0 * (bits & np.uint32(0x7FFFFFFF)) + 1.0) / 2.0**33
+    probability = np.where(bits >> np.uint32(31), 1.0 - share, share)
+    exact = stats.pearson3.ppf(probability, skewness) if skewness else stats.norm.ppf(probability)
+    within = {"atol": 4e-4, "rtol": 4e-4} if skewness else {"atol": 2e-4}
+    np.testing.assert_allclose(quantiles(draws.gamma_table(skewness), bits), exact, **within)
 
 
 @pytest.mark.parametrize("p", [0.9, 0.01, 1e-5])
@@ -170,7 +123,4 @@ def test_geometric_has_mean_one_over_p(p: float) -> None:
     assert n.min() >= 1
     assert n.mean() == pytest.approx(1 / p, abs=4.5 * n.std() / math.sqrt(len(n)))
     assert (n == 1).mean() == pytest.approx(p, abs=4.5 * math.sqrt(p * (1 - p) / len(n)))
-
-
-def test_geometric_with_the_smallest_arguments_fits_64_bits() -> None:
-    assert 1 << 61 < draws.geometric(1e-300, 1e-300) <= 1 << 62
+    assert 1 << 61 < draws.geometric(1e-300, 1e-300) <= 1 << 62, "the smallest arguments fit 64 bits"

@@ -15,6 +15,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
+from stable_baselines3 import PPO
+from stable_baselines3.common import env_checker
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
@@ -28,12 +32,23 @@ Action = np.ndarray[Any, np.dtype[np.float32]]
 OFF: Action = np.array([-1.0, -1.0], np.float32)
 
 
-# Gymnasium's own checks
+# The checks of Gymnasium and Stable-Baselines3
 
 
 @pytest.mark.parametrize("mechanisms", [("slack",), ("slack", "phase_shift", "paper")])
 def test_gymnasium_s_checker_has_nothing_to_say(mechanisms: tuple[str, ...]) -> None:
     check_env(gymnasium.make(ENV_ID, mechanisms=mechanisms, episode_intervals=3).unwrapped)
+
+
+def test_stable_baselines3_has_nothing_to_say_and_trains_on_it_in_its_usual_way() -> None:
+    for mode in (None, "rgb_array"):
+        env_checker.check_env(PacingEnv(episode_intervals=3, render_mode=mode), warn=True, skip_render_check=False)
+    arguments = {"episode_intervals": 4, "interval_iterations": 5}
+    envs = VecNormalize(make_vec_env(ENV_ID, n_envs=2, seed=0, env_kwargs=arguments))
+    model = PPO("MlpPolicy", envs, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
+    model.learn(64)
+    assert model.num_timesteps == 64
+    assert len(model.ep_info_buffer or ()) == 16, "every episode of 4 steps is counted"
 
 
 def test_make_and_make_vec_find_the_environment() -> None:
@@ -212,21 +227,14 @@ def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
         ({"cluster": "null-jiter"}, "did you mean null-jitter?"),
         ({"reward": "gain"}, "reward = 'gain'; allowed: paired or raw"),
         ({"render_mode": "human"}, "render_mode = 'human'; allowed: None, rgb_array"),
-        (
-            {"autoreset_mode": "Never", "num_envs": 2},
-            "autoreset_mode = 'Never'; allowed: one of NextStep, SameStep",
-        ),
+        ({"autoreset_mode": "Never", "num_envs": 2}, "autoreset_mode = 'Never'; allowed: one of NextStep, SameStep"),
         ({"cluster": []}, "clusters: none given; allowed: at least one"),
         ({"cluster": ["null-jitter"], "weights": [1.0, 2.0]}, "allowed: one non-negative number for each cluster"),
         ({"threads": 0}, "threads = 0; allowed: an integer of at least 1"),
     ],
 )
 def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) -> None:
-    kinds = (
-        [PacingVectorEnv]
-        if {"threads", "num_envs", "autoreset_mode"} & set(arguments)
-        else [PacingEnv, PacingVectorEnv]
-    )
-    for kind in kinds:
+    of_a_batch = {"threads", "num_envs", "autoreset_mode"} & set(arguments)
+    for kind in (PacingVectorEnv,) if of_a_batch else (PacingEnv, PacingVectorEnv):
         with pytest.raises(InputError, match=re.escape(expected)):
             kind(**arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,17 +72,13 @@ def test_a_buffer_that_holds_all_windows_never_times_out(simulator: Make, fit: f
 # When senders leave a gather
 
 
-def durations(sim: Simulator, steps: int) -> np.ndarray[Any, Any]:
-    """Time of every rank in its collective, ``(E, T, R)``, seconds."""
-    recording = sim.record(sim.off(), steps)
-    return np.asarray(recording.exit_ETR - recording.entry_ETR)
-
-
 @pytest.mark.parametrize(("buffered_s", "expected_s"), [(0.05, 0.0), (0.07, 0.0), (0.02, 7 * 0.03), (0.01, 7 * 0.04)])
 def test_senders_leave_when_the_rest_fits_their_send_buffer(
     simulator: Make, buffered_s: float, expected_s: float
 ) -> None:
-    lasts = durations(simulator(**PORT | {"incast_buffered_s": buffered_s, "has_barrier": True}), 3)
+    sim = simulator(**PORT | {"incast_buffered_s": buffered_s, "has_barrier": True})
+    recording = sim.record(sim.off(), 3)
+    lasts = recording.exit_ETR - recording.entry_ETR
     assert lasts[:, :, 1:] == pytest.approx(expected_s)
     assert lasts[:, :, 0] == pytest.approx(7 * 0.05), "the receiver needs every byte"
 
@@ -95,41 +90,24 @@ def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T
     return [float(mean_R[0]), float(mean_R[1:].mean()), float(np.median(inside_TR[:, 1:]))]
 
 
-def simulated_shares() -> list[float]:
-    simulator = start(load_cluster("incast-shallow"), np.arange(8))
-    recording = simulator.record(simulator.off(), 400)
-    entry_TR, exit_TR = (a.reshape(-1, 8) for a in (recording.entry_ETR, recording.exit_ETR))
-    return shares(entry_TR, exit_TR, recording.step_ET.ravel())
-
-
 @needs_socket_runs
 def test_a_recorded_gather_spends_its_steps_where_the_simulated_one_does() -> None:
-    stamps = read_job(read_rows(read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet")))
+    trace = read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet")
+    stamps = read_job(read_rows(trace))
     unpaced = stamps.part(stamps.unpaced_T)
-    exit_TR = exits_TR(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet", unpaced.iteration_T, unpaced.begin_T)
-    start_TR = np.maximum(unpaced.entry_TR, unpaced.entry_TR[:, :1])
-    assert (exit_TR >= start_TR).all(), "no message moves before both ends are there"
-    late = unpaced.iteration_T >= 400  # when send buffers have grown
-    recorded = shares(unpaced.entry_TR[late], exit_TR[late], unpaced.step_T[late])
-    assert recorded == pytest.approx(simulated_shares(), abs=0.05)
-
-
-def exits_TR(path: Path, iteration_T: np.ndarray[Any, Any], begin_T: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """When every rank left the gather, seconds from the begin of the iteration."""
-    trace = read_trace(path)
     gather = trace.isin("op", "gather")
     rank, iteration, end_s = (trace.column(name)[gather] for name in ("rank", "iteration", "end_s"))
     out_TR = np.full((iteration.max() + 1, rank.max() + 1), np.nan)
     out_TR[iteration, rank] = end_s
-    return np.asarray(out_TR[iteration_T] - begin_T[:, None])
-
-
-def stagger_gain(simulator: Make, **job: Any) -> float:
-    """Mean step with the stagger rule over that without, on the same noise."""
-    job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
-    passive, paced = (simulator(range(16), **job) for _ in range(2))
-    settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
-    return float(paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean())
+    exit_TR = out_TR[unpaced.iteration_T] - unpaced.begin_T[:, None]
+    start_TR = np.maximum(unpaced.entry_TR, unpaced.entry_TR[:, :1])
+    assert (exit_TR >= start_TR).all(), "no message moves before both ends are there"
+    late = unpaced.iteration_T >= 400  # when send buffers have grown
+    recorded = shares(unpaced.entry_TR[late], exit_TR[late], unpaced.step_T[late])
+    simulator = start(load_cluster("incast-shallow"), np.arange(8))
+    recording = simulator.record(simulator.off(), 400)
+    entry_TR, left_TR = (a.reshape(-1, 8) for a in (recording.entry_ETR, recording.exit_ETR))
+    assert recorded == pytest.approx(shares(entry_TR, left_TR, recording.step_ET.ravel()), abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +120,8 @@ def stagger_gain(simulator: Make, **job: Any) -> float:
     ],
 )
 def test_a_stagger(simulator: Make, job: dict[str, Any], low: float, high: float) -> None:
-    assert low <= stagger_gain(simulator, **job) < high
+    """Mean step with the stagger rule over that without, on the same noise."""
+    job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
+    passive, paced = (simulator(range(16), **job) for _ in range(2))
+    settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
+    assert low <= paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean() < high

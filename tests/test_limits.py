@@ -62,7 +62,7 @@ def test_no_delay_is_longer_than_the_limits() -> None:
     assert not delay_s_TR[:20].any(), "the first interval after the quiet start"
     open_ = start(cluster, np.array([0]), limits=replace(TIGHT, budget_s_per_minute=60.0))
     run(Static({"slack": (0.0, 0.4)}), open_, 200)
-    seconds = float(np.sum([200 * 0.4]))
+    seconds = 200 * 0.4
     assert delay_s_TR.sum(axis=0).max() <= TIGHT.burst_s + TIGHT.fill * seconds
     assert simulator.mean_delay_s() < open_.mean_delay_s(), "the budget is what cuts here"
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_operations import Shaped
+from test_live_steps import Shaped
 
 from paceenv.core import signals
 from paceenv.core.errors import InputError
+from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
 from paceenv.live.decide.control import Control, Tally
-from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
+from paceenv.live.decide.modes import Probing
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
 from paceenv.live.options import make_options
@@ -23,12 +24,6 @@ from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 
 STEP_S = 0.1
-
-
-def in_blocks(job: Job) -> Experiment:
-    """The experiment of a job in mode canary or active."""
-    assert isinstance(job.control.chosen, Experiment)
-    return job.control.chosen
 
 
 class Job:
@@ -54,21 +49,19 @@ class Job:
         for _ in range(LEARNING_ITERATIONS):
             self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), STEP_S)
         self.delays_s: list[float] = []
-        self.ticks = 1
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
     def run(self, iterations: int, slack_s: float = 0.02) -> None:
-        for i in range(len(self.delays_s), len(self.delays_s) + iterations, self.ticks):
+        for i in range(len(self.delays_s), len(self.delays_s) + iterations):
             acting = self.control.acting(i)
             delay = None if acting is None else self.control.apply_delay(i, acting)
             delay_s = 0.0 if delay is None else self.control.settle(delay, i)
             self.delays_s.append(delay_s)
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
             step_s = self._step_s(delay_s)
-            last = i + self.ticks - 1
-            iteration = Step(last, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "", self.ticks)
+            iteration = Step(i, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "")
             self.control.observe(iteration, self.shape, *self.place)
             self.now_s += step_s - delay_s
 
@@ -92,9 +85,7 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
     """A period of the job is known after two dozen ticks; until then every tick counts as a step."""
     job = Job("static:phase_shift=0.05/0.4", "active", lambda delay_s: STEP_S + delay_s)
     job.run(24)
-    parts = job.shape
     job.shape = Shaped({0: (1, 2)}).shape
-    assert job.shape is not parts
     before = job.control.pacer
     job.run(1)
     assert job.control.pacer is not before
@@ -120,3 +111,36 @@ def test_the_environment_has_the_last_word() -> None:
     assert make_options({"mode": "active"}, {"PACEENV_LIVE": "on"}).mode == "active"
     with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
         make_options({"speed": 1})
+
+
+# Probes: a plan that everybody draws alike
+
+
+def test_draws_are_those_of_the_traces_that_exist() -> None:
+    """Who reads a trace draws again: another hash would make noise of all traces that were taken before."""
+    plan = Plan(7, 0.01, 10, head_start_share=0.0)
+    found = {unit: [plan.level(i * HOLD_ITERATIONS, unit, 4) for i in range(16)] for unit in ("group 1", "rank 1")}
+    drawn = {unit: {i: level for i, level in enumerate(levels) if level} for unit, levels in found.items()}
+    assert drawn == {"group 1": {11: 0.25}, "rank 1": {9: 0.75, 12: 0.25}}
+
+
+def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
+    assert unit_of(5, 3, 2, 8) == ("group 3", 4)
+    assert unit_of(5, 0, 8, 8) == ("rank 5", 8)  # one group has all: to delay it would only shift the job
+    assert unit_of(5, -1, 1, 8) == ("rank 5", 8)
+
+
+class OfEight(Job):
+    place, rank, ranks = (2, 8), 2, 8
+
+
+def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None:
+    job = OfEight(None, "probe", lambda delay_s: 0.1 + delay_s, seed=3, probe_s=0.005)
+    job.run(1500, slack_s=0.0)
+    delay_s_T, mode = np.array(job.delays_s), job.control.chosen
+    assert isinstance(mode, Probing)
+    assert not delay_s_T[:50].any()
+    assert delay_s_T == pytest.approx([0.005 * mode.plan.level(i, "rank 2", 8) for i in range(1500)], rel=0.02)
+    assert (delay_s_T > 0.0).sum() > 50
+    assert job.control.mode == "probe", job.said  # nobody asks for a policy
+    assert job.said == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import threading
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from live_jobs import run_ranks as _run_ranks
+from live_jobs import run_ranks
 from torch.distributed import Work
 
 from paceenv import live
@@ -36,9 +35,6 @@ BREAKS = ("_can_wait", "_hold", "_check")
 METHODS = {"allreduce", "broadcast", "allgather", "all_to_all_single", "alltoall_base"} & set(vars(dist.ProcessGroup))
 
 
-run_ranks = functools.partial(_run_ranks, deadline_s=150.0)
-
-
 def _group() -> Any:
     return dist.new_group(list(range(dist.get_world_size())), group_desc="gradients")
 
@@ -54,10 +50,6 @@ def _reduced(group: Any, value: float = 1.0) -> tuple[torch.Tensor, Any]:
     work = dist.all_reduce(tensor, group=group, async_op=True)
     assert work is not None
     return tensor, work
-
-
-def random_calls_twice() -> list[dict[str, Any]]:
-    return [random_calls(3, hold) for hold in (False, True)]
 
 
 def random_calls(seed: int, hold: bool) -> dict[str, Any]:
@@ -128,7 +120,8 @@ def _size(arguments: Any) -> int:
 
 @pytest.mark.slow
 def test_order_and_results_are_those_of_a_job_without_holding(tmp_path: Path) -> None:
-    for without, with_ in run_ranks(random_calls_twice, 3, tmp_path):
+    alone, holding = (run_ranks(random_calls, 3, tmp_path, seed=3, hold=hold) for hold in (False, True))
+    for without, with_ in zip(alone, holding, strict=True):
         assert with_["reason"] == ""
         assert with_["held"] > 5
         assert without["held"] == 0

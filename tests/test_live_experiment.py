@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 from test_live_control import STEP_S as JOB_STEP_S
-from test_live_control import Job, in_blocks
+from test_live_control import Job
 
 from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
-from paceenv.live.decide.experiment import (
-    ALPHA,
-    NEGLIGIBLE_DELAY_SHARE,
-    Comparison,
-    Experiment,
-)
+from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
 from paceenv.live.decide.live_policy import needed_policy
 
 STEP_S, BLOCK = 0.2, 12
@@ -145,17 +140,15 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
 
 
 def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
-    holder: list[Job] = []
     random = np.random.default_rng(3)
 
     def step_s(delay_s: float) -> float:
-        arm = in_blocks(holder[0]).plan.turn(len(holder[0].delays_s) - 1).arm
+        arm = found.plan.turn(len(job.delays_s) - 1).arm
         effect = (2.0, -1.0)[arm] if arm is not None else 0.0
         return JOB_STEP_S * (1.0 + random.normal(0.0, 0.005)) + effect * delay_s
 
     job = Job(needed_policy("canary", None, "static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
-    holder.append(job)
-    found = in_blocks(job)
+    found: Any = job.control.chosen
     job.run(found.plan.after(9))
     assert job.control.mode == "canary"
     assert found.out.keys() == {0}

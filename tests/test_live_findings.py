@@ -1,18 +1,22 @@
-"""Findings from toy jobs whose late rank is known: the right name and amount, or why there is none."""
+"""Findings from toy jobs whose late rank is known, or why there is none; and the one page about a run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from live_samples import ATTEMPT, snapshot
 from toy_jobs import SHAPES, Phase, all_of, constant, pairs, run
 
 from paceenv.live.record.findings import Findings, find, in_short, with_verdicts
+from paceenv.live.record.run_folder import SUMMARY, write_status
+from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
 LATE_S = 0.02
 
@@ -97,8 +101,8 @@ def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
     snapshots = run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S))
     calm = run(SHAPES["ddp"](4), 4)
     for several in (snapshots, calm):
-        for snapshot in several:
-            snapshot["side"] = {"seconds": 0.03}
+        for one in several:
+            one["side"] = {"seconds": 0.03}
     assert named(find(snapshots)) == {}
     assert "it may be waiting for the collectives of other threads" in page(find(snapshots))
     assert "up to 30 ms in collectives that were put aside: other threads wait for them" in page(find(calm))
@@ -108,8 +112,8 @@ def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
 @pytest.mark.parametrize("groups", [True, False])
 def test_where_nothing_was_seen_the_page_says_that(groups: bool) -> None:
     snapshots = run(SHAPES["ddp"](2), 2)
-    for snapshot in snapshots:
-        snapshot |= {"collectives": []} if groups else {"collectives": [], "groups": {}}
+    for one in snapshots:
+        one |= {"collectives": []} if groups else {"collectives": [], "groups": {}}
     findings = find(snapshots)
     why = "no collective is known to connect it with another rank that has a snapshot"
     assert {verdict["evidence"] for verdict in findings["verdicts"].values()} == {why}
@@ -200,8 +204,8 @@ def test_blocks_of_different_lengths_are_brought_together() -> None:
 def test_a_last_block_with_other_steps_is_left_out() -> None:
     """Rank 1 was heard later, and in the meantime all were slow: that is no lateness."""
     snapshots = run(SHAPES["ddp"](2), 2, iterations=256)
-    for snapshot, steps, extra_s in zip(snapshots, (2, 4), (0.0, 5.0), strict=True):
-        blocks = snapshot["own"]["blocks"]
+    for one, steps, extra_s in zip(snapshots, (2, 4), (0.0, 5.0), strict=True):
+        blocks = one["own"]["blocks"]
         blocks["steps"] = [*[4] * 63, steps]
         blocks["own_s"][-1] += extra_s
     assert "late" not in page(find(snapshots))
@@ -296,3 +300,48 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert ("to restart all ranks" in page(found)) == broke_off == in_short(snapshots)["ended"]
     interrupted = "rank 2 was interrupted: KeyboardInterrupt (train.py:7), after 160 iterations; after it, rank 0"
     assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))
+
+
+# The page of a run
+
+
+def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
+    slow = {"compute_s": 0.09, "collective_s": 0.0, "barrier_s": 0.008, "pacing_s": 0.002}
+    said = summarise([snapshot(0), snapshot(1, parts=slow)])
+    heading = "job job, attempt 20261123T053000-3f2a91, 4 ranks; this page is from 2 of them on 1 host"
+    assert heading in " ".join(said.split())
+    for line in (
+        "mean 100 ms, median 99 ms, 99th percentile 140 ms, at best 95 ms; CV 4.0 %",
+        "compute and everything else     80 ms   80.0 %   from 70 ms (rank 0) to 90 ms (rank 1)",
+        "in the barrier                   8 ms    8.0 %\n",
+        "1,180 delays taken of 1,200 asked for, 2.4 s in all, longest 10 ms",
+        "blocks with and without, 16 pairs: helps by 8.1 % [7.2, 9.0]",
+        "the agent itself took 20 µs of host time per iteration, 0.02 % of the step",
+    ):
+        assert line in said
+
+
+def test_a_page_stays_a_page_with_many_ranks() -> None:
+    toy = run(SHAPES["ddp"](200), 200, slow_s=[0.01 * (rank % 7 == 0) for rank in range(200)], iterations=32)
+    events = [[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}] for rank in range(200)]
+    places = [{"host": f"node{rank // 8}"} for rank in range(200)]
+    ranks = [toy[r] | snapshot(r, world_size=200, events=events[r]) | places[r] for r in range(200)]
+    lines = summarise(ranks).splitlines()
+    assert len(lines) < 80
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_the_page_is_written_with_what_the_others_wrote(tmp_path: Path) -> None:
+    for rank in range(1, 4):
+        write_status(tmp_path, snapshot(rank))
+    written, _ = write_summary(tmp_path, snapshot(0))
+    assert "this page is from 4 of them on 2 hosts" in " ".join(written.split())
+    for folder in (tmp_path, tmp_path / ATTEMPT):
+        assert (folder / SUMMARY).read_text() == written
+
+
+@given(st.dictionaries(st.sampled_from(sorted(set(snapshot()) - {"rank", "attempt"})), JSON, max_size=6))
+def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
+    said = summarise([snapshot(0, **changed), snapshot(1)])
+    assert "Where the step went" in said
+    assert "\x1b" not in said

@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_samples import (
-    ATTEMPT,
-    STEP_S,
-    make_batch,
-    merge_trace,
-    record,
-    segment_files,
-    snapshot,
-)
+from live_samples import ATTEMPT, STEP_S, make_batch, merge_trace, record, segment_files, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace

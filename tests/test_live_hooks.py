@@ -27,23 +27,9 @@ from paceenv.policies.rules import Static
 
 LIVE = Path(__file__).parent.parent / "live"
 INSIDE = (
-    "loop",
-    "observe.backward",
-    "observe.collective_calls",
-    "observe.step",
-    "observe.log",
-    "observe.optimizer_steps",
-    "observe.stamps",
-    "observe.steps",
-    "decide.actuator",
-    "decide.blocks",
-    "decide.control",
-    "decide.deferral",
-    "decide.experiment",
-    "decide.guard",
-    "decide.modes",
-    "decide.pacer",
-    "record.history",
+    *("loop", "record.history"),
+    *(f"observe.{n}" for n in ("backward", "collective_calls", "step", "log", "optimizer_steps", "stamps", "steps")),
+    *(f"decide.{n}" for n in ("actuator", "blocks", "control", "deferral", "experiment", "guard", "modes", "pacer")),
 )
 """Modules whose functions run in the job's way, or on the thread beside it."""
 EXEMPT = {"__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import python
+from commands import ROOT, python
 from live_jobs import run_ranks
 from live_train import train
 
@@ -22,9 +22,6 @@ from paceenv.live.options import OPTIONS, Options
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start.run_command import main
 
-TESTS = Path(__file__).parent
-HELPERS = TESTS / "helpers"
-
 LOOKS_AROUND = """
     '''What a script can see of how it was started.'''
     import sys
@@ -32,10 +29,6 @@ LOOKS_AROUND = """
     print(sys.modules["__main__"].__dict__ is globals(), sys.excepthook, sys.flags)
     print([name for name in sys.modules if name.partition(".")[0] in ("paceenv", "numpy", "torch", "typer")])
 """
-ENDINGS = {
-    "exit code": "import sys; sys.exit(3)",
-    "exception": "def f():\n    raise ValueError('bad')\nf()",
-}
 
 
 def write(path: Path, text: str) -> Path:
@@ -67,18 +60,15 @@ def test_a_script_sees_what_it_always_sees(form: str, tmp_path: Path) -> None:
     assert seen.returncode == 0, seen.stderr
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", ["import sys; sys.exit(3)", "def f():\n    raise ValueError('bad')\nf()"])
 def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
-    write(tmp_path / "train.py", ENDINGS[ending])
+    write(tmp_path / "train.py", ending)
     assert_same(tmp_path, "train.py")
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [
-        (["--cap-s", "30", "train.py"], ["cap_s = 30.0", "0 to 10"]),
-        (["--lr", "3", "train.py"], ["--lr"]),
-    ],
+    [(["--cap-s", "30", "train.py"], ["cap_s = 30.0", "0 to 10"]), (["--lr", "3", "train.py"], ["--lr"])],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str],
@@ -182,23 +172,13 @@ def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Pa
     assert "no optimizer" in ended.stderr
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    """The losses of the ranks of a job like ``live_train.py`` without torchrun and without the agent."""
-    losses: list[list[float]] = run_ranks(train, 2, tmp_path_factory.mktemp("plain"), fails=False)
-    return losses
-
-
-def written(folder: Path) -> list[Any]:
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 @pytest.mark.slow
-def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], tmp_path: Path) -> None:
+def test_both_attempts_of_an_elastic_restart_are_kept(tmp_path: Path) -> None:
+    plain = run_ranks(train, 2, tmp_path, fails=False)  # without torchrun and without the agent
     out = str(tmp_path / "run")
     arguments = ["-m", "paceenv.live", "--out", out, "-m", "live_train", str(tmp_path), "--fail-first"]
     environ = {
-        "PYTHONPATH": os.pathsep.join([str(HELPERS), str(TESTS.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "helpers"), str(ROOT)]),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else gloo may find the first attempt's addresses in the second
     }
@@ -207,7 +187,8 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], 
     assert ended.returncode == 0, ended.stderr
     assert "RuntimeError: as asked for" in ended.stderr
     assert "live/start/run_command.py" not in ended.stderr
-    assert [(rank["attempt"], rank["agent"], rank["losses"]) for rank in written(tmp_path)] == [
+    written = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [(rank["attempt"], rank["agent"], rank["losses"]) for rank in written] == [
         ("1", True, losses) for losses in plain
     ]
     run = RunFolder(tmp_path / "run")
@@ -221,3 +202,78 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], 
     ]
     assert "Where the step went" in ended.stderr
     assert all(1 in run.segments(attempt) for attempt in (first, second))
+
+
+# Ranks that a script starts by itself have the agent, too, and every other child process is as before
+
+
+@pytest.mark.slow
+def test_a_child_that_is_no_rank_is_not_watched(tmp_path: Path) -> None:
+    script = """
+        import subprocess, sys, torch
+        from multiprocessing import get_context
+
+        def sweep():
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(30):
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+
+        if __name__ == "__main__":
+            if len(sys.argv) > 1:
+                sweep()
+            else:
+                for method in ("fork", "spawn"):
+                    process = get_context(method).Process(target=sweep)
+                    process.start()
+                    process.join()
+                    assert process.exitcode == 0
+                subprocess.run([sys.executable, __file__, "again"], check=True)
+    """
+    path = write(tmp_path / "train.py", script)
+    ended = python("-W", "ignore", "-m", "paceenv.live", "--out", "run", path, folder=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (ended.stdout + ended.stderr).count("paceenv") == 1  # of the launched process: that it made no optimizer
+    assert not (tmp_path / "run").exists()
+
+
+LOOKS = """
+    import os, subprocess, sys
+
+    if len(sys.argv) > 1:
+        import sitecustomize
+        ours = [name for name in sys.modules if name.startswith("paceenv")]
+        print(sys.path, ours, sitecustomize.__file__, os.environ.get("THEIRS"))
+    else:
+        subprocess.run([sys.executable, *{flags}, __file__, "child"])
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-I"]])
+def test_a_python_child_is_as_before(flags: list[str], tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs" / "sitecustomize.py", "import os\nos.environ['THEIRS'] = 'yes'").parent
+    path = write(tmp_path / "train.py", LOOKS.replace("{flags}", repr(flags)))
+    seen = []
+    for before in ([], ["-m", "paceenv.live"]):
+        ended = python(*before, path, folder=tmp_path, PYTHONPATH=os.pathsep.join([str(theirs), str(ROOT)]))
+        seen.append((ended.returncode, ended.stdout, ended.stderr))
+    assert seen[0] == seen[1]
+    assert ("yes" in seen[0][1]) == (not flags)
+
+
+@pytest.mark.slow
+def test_a_child_with_broken_settings_or_without_the_package_trains_all_the_same(tmp_path: Path) -> None:
+    script = """
+        import torch
+        model = torch.nn.Linear(4, 1)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        print("trained")
+    """
+    path = write(tmp_path / "train.py", script)
+    found = {"mode": "nonsense", "root": str(ROOT), "process": 0, "policy": None}
+    for settings, lines in (({"mode": "nonsense"}, 0), (found, 1)):
+        environ = {"PYTHONPATH": str(ROOT / "live" / "children"), "PACEENV_LIVE_SETTINGS": json.dumps(settings)}
+        ended = python(path, folder=tmp_path, **environ)
+        assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
+        assert ended.stderr.count("could not be attached") == ended.stderr.count("\n") == lines, ended.stderr

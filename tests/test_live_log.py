@@ -1,13 +1,15 @@
-"""The tables of a rank's log: kinds that become coarse, groups that end or have no name, threads, marks."""
+"""The tables of a rank's log: kinds that become coarse, groups that end or have no name, threads, marks; its place."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceenv.live.observe import locality
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.record.history import unseen
@@ -126,3 +128,13 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     log.add(kind, 9.0)
     log.tick()
     assert [(len(rows or ()), mark) for _, rows, mark, *_ in log.over] == [(5, TOO_MANY), (1, "")]
+
+
+def test_a_rank_s_place_leaves_out_what_is_not_there(tmp_path: Path) -> None:
+    assert not {"clock", "process", "backend"} & set(locality.describe(device="cuda:x", proc=tmp_path / "none"))
+    for folder in ("sys/kernel/random", "self/ns"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sys" / "kernel" / "random" / "boot_id").write_text("b0-07\n")
+    (tmp_path / "self" / "ns" / "time").symlink_to("time:[4026531834]")
+    found = locality.describe(device="cuda:0", backend="nccl", proc=tmp_path)
+    assert (found["clock"], found["backend"]) == ("b0-07 time:[4026531834]", "nccl")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 from commands import DEADLINE_S
 from live_samples import run_python, snapshot
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,29 +20,20 @@ NUMBERS = {
     *("overhead_mean_seconds", "state", "arrival", "canary"),
 }
 METRICS = {f"paceenv_live_{name}" for name in NUMBERS}
+URL = "http://127.0.0.1:{}/metrics"
 Samples = dict[str, dict[tuple[str, ...], float]]
-Serve = Callable[[Callable[[], list[Snapshot]]], MetricsServer]
 
 
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts endpoints on free ports, and closes them."""
-    servers: list[MetricsServer] = []
-
-    def start(source: Callable[[], list[Snapshot]]) -> MetricsServer:
-        server = MetricsServer(source, 0)
-        server.start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.close()
+def serving(*snapshots: Snapshot) -> contextlib.closing[MetricsServer]:
+    """An endpoint on a free port."""
+    server = MetricsServer(lambda: list(snapshots), 0)
+    server.start()
+    return contextlib.closing(server)
 
 
-def scrape(server: MetricsServer) -> Samples:
+def scrape(snapshot: Snapshot) -> Samples:
     """The samples by name, then by the values of labels beside job and rank."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=DEADLINE_S) as answer:
+    with serving(snapshot) as server, urllib.request.urlopen(URL.format(server.port), timeout=DEADLINE_S) as answer:
         body = answer.read().decode()
     found: Samples = {}
     for family in text_string_to_metric_families(body):
@@ -53,8 +43,8 @@ def scrape(server: MetricsServer) -> Samples:
     return found
 
 
-def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
-    samples = scrape(serve(lambda: [snapshot(2, attempt="20261123T053000-3f2a91")]))
+def test_every_number_of_the_snapshot_is_served() -> None:
+    samples = scrape(snapshot(2))
     assert set(samples) > METRICS
     assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
     assert samples["paceenv_live_pacing_taken_total"] == {(): 590.0}
@@ -63,21 +53,19 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
 
 
-def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
+def test_what_is_unknown_has_no_sample() -> None:
     step: dict[str, object] = {"mean_s": float("nan"), "cv": True}
-    unknown = snapshot(2, canary=None, wait={"mean_s": None}, step=step, pacing="?")
-    samples = scrape(serve(lambda: [unknown]))
+    samples = scrape(snapshot(2, canary=None, wait={"mean_s": None}, step=step, pacing="?"))
     gone = METRICS - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv", "paceenv_live_canary"} <= gone
     assert all(name.split("_")[2] in {"step", "wait", "canary", "pacing"} for name in gone)
 
 
-def test_it_listens_on_the_loopback_only(serve: Serve) -> None:
-    server = serve(lambda: [])
-    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert [entry[1] for entry in listening if entry[1].endswith(f":{server.port:04X}") and entry[3] == "0A"] == [
-        f"0100007F:{server.port:04X}"
-    ]
+def test_it_listens_on_the_loopback_only() -> None:
+    with serving() as server:
+        listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        mine = [entry[1] for entry in listening if entry[1].endswith(f":{server.port:04X}") and entry[3] == "0A"]
+        assert mine == [f"0100007F:{server.port:04X}"]
 
 
 def test_a_forked_child_does_not_keep_the_port() -> None:

@@ -40,27 +40,18 @@ class Subclassed(torch.optim.SGD):
 
 
 class SharpnessAware(torch.optim.Optimizer):
-    """As SAM does it: up, a second gradient, down, and the step of a base optimizer; in one step, or in two."""
+    """As SAM does it: up, down, and the step of a base optimizer, in one step."""
 
     def __init__(self, parameters: list[nn.Parameter], base: type[torch.optim.Optimizer]) -> None:
         super().__init__(parameters, {"lr": 0.1})
         self.base = base(self.param_groups, lr=0.1)  # type: ignore[call-arg]
         self.param_groups = self.base.param_groups
 
-    def first_step(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.data.add_(0.01)
-
-    def second_step(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.data.sub_(0.01)
-        self.base.step()
-
     def step(self, closure: Any = None) -> None:
-        self.first_step()
-        if closure is not None:
-            closure()
-        self.second_step()
+        for up in (0.01, -0.01):
+            for p in self.param_groups[0]["params"]:
+                p.data.add_(up)
+        self.base.step()
 
 
 @dataclass(eq=True)

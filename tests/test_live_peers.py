@@ -12,7 +12,6 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.control import BARRIER_EVERY
-from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
 from paceenv.live.identity import Identity
 from paceenv.live.loop import Loop
@@ -24,14 +23,6 @@ ATTEMPT, POLICY = "20261123T053000-3f2a91", "static:slack=0.02/0.4"
 QUIET = 20
 
 
-class BarrierShape(Shape):
-    """The shape of a job that reduces and meets in a barrier, as it is after it was learned."""
-
-    def __init__(self) -> None:
-        super().__init__({}, [])
-        self.has_barrier, self.barrier_alone_s = True, 0.0
-
-
 class Rank:
     """A rank whose training stands still: :meth:`look` is its background thread, :meth:`tick` its next iteration."""
 
@@ -39,7 +30,8 @@ class Rank:
         made = make_options({"mode": "canary", "seed": 3} | options)
         self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
         self.loop.rank, self.loop.world_size, self.loop.identity = rank, ranks, Identity(ATTEMPT, ranks)
-        self.peers, self.shape = Peers(self.loop, store), BarrierShape()
+        self.peers, self.shape = Peers(self.loop, store), Shape({}, [])
+        self.shape.has_barrier, self.shape.barrier_alone_s = True, 0.0  # a job that meets in a barrier, once learned
         self.reader = ControlReader(folder, self.loop, self.peers) if folder is not None else None
 
     def look(self) -> None:
@@ -65,11 +57,6 @@ class Rank:
         while self.loop.log.chores:
             chore, arguments = self.loop.log.chores.popleft()
             chore(*arguments)
-
-
-def in_blocks(rank: Rank) -> Experiment:
-    assert isinstance(rank.loop.control.chosen, Experiment)
-    return rank.loop.control.chosen
 
 
 def job(ranks: int, folder: Path | None = None, **options: Any) -> list[Rank]:
@@ -110,7 +97,8 @@ def test_a_candidate_that_stops_on_one_rank_stops_on_all_and_the_others_go_on() 
         rank.loop.control.pacer = SimpleNamespace()  # type: ignore[assignment]
     ranks[0].loop.control._give_up(1, "raised RuntimeError")
     assert pass_by(ranks, 10) == ["canary"] * 2
-    assert in_blocks(ranks[1]).out == {1: "on rank 0: raised RuntimeError"}
+    chosen: Any = ranks[1].loop.control.chosen
+    assert chosen.out == {1: "on rank 0: raised RuntimeError"}
     ranks[1].loop.control._give_up(0, "raised ValueError")
     assert pass_by(ranks, 11) == ["observe"] * 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,13 +17,7 @@ from paceenv.live.live_command import application
 from paceenv.live.start import run_command
 from paceenv.live.start.run_command import Split, is_rank, split
 
-TRAIN = Path(__file__).parent / "helpers" / "live_train.py"
 MAIN = "import sys; from paceenv.cli.application import main; sys.argv[0] = 'paceenv'; main()"
-
-
-def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command ``paceenv`` in ``folder``, outside of any launcher."""
-    return commands.python("-c", MAIN, *arguments, folder=folder, **environ)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +159,9 @@ def test_a_rank_that_ends_is_named_and_the_report_is_headed_by_the_script(
         dist.barrier()
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(script.format(end=end)).lstrip())
-    ended = paceenv("live", "run", "--nproc-per-node", "2", "--out", "run", "train.py", folder=tmp_path)
+    ended = commands.python(
+        "-c", MAIN, "live", "run", "--nproc-per-node", "2", "--out", "run", "train.py", folder=tmp_path
+    )
     assert ended.returncode == 1
     assert "\ntrain.py FAILED\n" in ended.stderr
     assert re.search(rf"Root Cause.*\n.*\n.*\n.*\n  rank      : 1 .*\n  exitcode  : {exit_code} ", ended.stderr)

@@ -29,11 +29,6 @@ def flush(tables: bytes, operations: bytes = b"", iterations: bytes = b"") -> by
     return head + struct.pack("<I", zlib.crc32(head + content)) + content
 
 
-def whole(number: int = 20) -> bytes:
-    """A file of two flushes."""
-    return flush_bytes([batch(number)], KINDS, MARKS, HEADER) + flush_bytes([batch(number, first=number)], (), ())
-
-
 def test_a_file_can_be_read_by_its_description(tmp_path: Path) -> None:
     """By the table in docs/reference/live-folder.md alone."""
     record(tmp_path, 3, delay_s=0.002)
@@ -56,8 +51,8 @@ def test_a_file_can_be_read_by_its_description(tmp_path: Path) -> None:
 def test_of_a_file_that_is_cut_or_changed_the_flushes_before_are_read(
     tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:
-    content, is_cut = bytearray(whole(4)), data.draw(st.booleans())
-    second = len(flush_bytes([batch(4)], KINDS, MARKS, HEADER))
+    flushes = flush_bytes([batch(4)], KINDS, MARKS, HEADER), flush_bytes([batch(4, first=4)], (), ())
+    content, second, is_cut = bytearray(b"".join(flushes)), len(flushes[0]), data.draw(st.booleans())
     at = data.draw(st.integers(0, len(content) - 1) | st.just(second))
     if is_cut:
         del content[at:]

@@ -83,11 +83,6 @@ def _seen(agent: Agent) -> list[tuple[str, int]]:
     return _taken(agent)[0]
 
 
-def _iterations(agent: Agent) -> int:
-    agent._loop.catch_up()
-    return agent._loop.iterations
-
-
 def _model() -> DistributedDataParallel:
     torch.manual_seed(0)
     return DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)))
@@ -201,7 +196,8 @@ def test_a_compiled_optimizer_ticks_and_a_compiled_model_is_followed(agent: Agen
     compiled_step = torch.compile(lambda: optimizer.step(), backend="eager")
     for _ in range(3):
         compiled_step()
-    assert _iterations(agent) == 2  # the very first tick only finds out where it is
+    agent._loop.catch_up()
+    assert agent._loop.iterations == 2  # the very first tick only finds out where it is
     model = torch.compile(_model(), backend="eager")
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)

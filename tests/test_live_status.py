@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_samples import ATTEMPT, run_python, snapshot
@@ -108,23 +109,17 @@ def test_a_rank_of_a_large_job_is_silent_only_after_several_of_its_periods(
     assert capsys.readouterr().out.count("silent") == 1
 
 
-def many(folder: Path) -> None:
-    """Recorded statuses of 200 ranks on 25 hosts: rank 77 downgraded, rank 100 silent, 4 not there."""
-    blocks = {"iterations": 16, "first": 0, "steps": [16] * 16, "own_s": [0.07] * 16, "step_s": [0.1] * 16}
-    for rank in range(196):
-        slow = {"compute_s": 0.09 if rank == 153 else 0.07}
-        one = snapshot(rank, world_size=200, host=f"node{rank // 8:04d}", unix_time_s=NOW_S, final=False)
-        one |= {"own": {"blocks": blocks}, "parts": slow}
-        one |= {"state": "observe", "reason": "the policy is not there"} if rank == 77 else {}
-        one |= {"unix_time_s": NOW_S - 4000.0} if rank == 100 else {}
-        write_status(folder, one)
-
-
 def test_many_ranks_fit_on_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW_S)  # the statuses are of then, and only one is old
-    many(tmp_path)
+    blocks = {"iterations": 16, "first": 0, "steps": [16] * 16, "own_s": [0.07] * 16, "step_s": [0.1] * 16}
+    odd: dict[int, dict[str, Any]] = {77: {"state": "observe", "reason": "the policy is not there"}}
+    odd |= {100: {"unix_time_s": NOW_S - 4000.0}, 153: {"parts": {"compute_s": 0.09}}}
+    for rank in range(196):  # of 200, on 25 hosts
+        usual = {"host": f"node{rank // 8:04d}", "unix_time_s": NOW_S, "final": False, "own": {"blocks": blocks}}
+        one = usual | {"parts": {"compute_s": 0.07}} | odd.get(rank, {})
+        write_status(tmp_path, snapshot(rank, world_size=200, **one))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

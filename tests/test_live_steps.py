@@ -1,21 +1,21 @@
-"""Ticks become steps: local SGD, jobs that meet nobody, marks, and what cannot be read."""
+"""Ticks become steps: local SGD, jobs that meet nobody, marks, what cannot be read; and what a step usually is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from paceenv.live.observe import steps as steps_module
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.log import Log
+from paceenv.live.observe.log import Group, Log
 from paceenv.live.observe.stamps import HostStamps
-from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
+from paceenv.live.observe.step import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape, Step
 from paceenv.live.observe.steps import BY_TICKS, LEAST_SHARE, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
-GATHER = Kind("all_gather", 0, 1 << 18)
 SIDE = Kind("all_reduce", 2, 1 << 19, side=True)
 
 
@@ -94,12 +94,7 @@ def test_a_mark_holds_over_the_ticks_between_its_beginning_and_its_end() -> None
         rank.log.mark(kind, change)
         steps += ended(rank.run(2, [PAYLOAD]))
     # the end of a mark is in the iteration that has begun with the last exit
-    assert [step.mark for step in steps] == [
-        *["evaluation"] * 2,
-        *["checkpoint"] * 2,
-        *["evaluation"] * 3,
-        "",
-    ]
+    assert [step.mark for step in steps] == ["evaluation"] * 2 + ["checkpoint"] * 2 + ["evaluation"] * 3 + [""]
     assert [step.regular for step in steps] == [False] * 7 + [True]
 
 
@@ -132,3 +127,93 @@ def test_a_gpu_rank_without_collectives_is_not_watched_all_the_time() -> None:
     rank.log.on_device = True
     rank.run(5 * LEAST_SHARE, [])
     assert rank.steps.every == 4
+
+
+# What a step usually looks like: payload, barrier, and steps unlike the others
+
+
+class Shaped:
+    """A shape with its table of kinds; ``members`` is this rank's place in every group and the group's size."""
+
+    def __init__(self, members: Mapping[int, tuple[int, int]]) -> None:
+        self.kinds: list[Kind] = []
+        self.groups = {number: Group(number, str(number), *place, None, object) for number, place in members.items()}
+        self.shape = Shape(self.groups, self.kinds)
+
+    def operations(self, *parts: tuple[str, int, int, float, float]) -> list[Operation]:
+        found = []
+        for op, group, size, start_s, end_s in parts:
+            kind = Kind(op, group, size)
+            if kind not in self.kinds:
+                self.kinds.append(kind)
+            found.append((self.kinds.index(kind), start_s, end_s))
+        return found
+
+
+WORLD, PAIR, BIG = 0, 1, 1 << 20
+SHAPED = Shaped({WORLD: (3, 8), PAIR: (1, 2)})
+operations_of = SHAPED.operations
+USUAL = ("all_reduce", WORLD, BIG, 0.06, 0.1)
+TENSOR_PARALLEL = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
+
+
+def learned(operations: Sequence[Operation], shaped: Shaped = SHAPED) -> Shape:
+    shape = Shape(shaped.groups, shaped.kinds)
+    assert not any(shape.observe(operations, 0.1) for _ in range(LEARNING_ITERATIONS))
+    assert shape.known
+    return shape
+
+
+@pytest.mark.parametrize(
+    ("parts", "payload", "comm_s", "barrier_s"),
+    [
+        ([USUAL], WORLD, 0.04, 0.0),
+        ([("all_reduce", PAIR, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.06, 0.09)], PAIR, 0.04, 0.03),
+        ([*TENSOR_PARALLEL, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11)], WORLD, 0.05, 0.0),
+    ],
+    ids=["plain", "a barrier of more ranks than the payload", "the group that ends the iteration is the payload's"],
+)
+def test_payload_and_barrier_are_found(parts: Any, payload: int, comm_s: float, barrier_s: float) -> None:
+    operations = operations_of(*parts)
+    shape = learned(operations)
+    assert (shape.payload_group, shape.has_barrier) == (payload, barrier_s > 0.0)
+    assert (shape.comm_s(operations), shape.barrier_s(operations)) == pytest.approx((comm_s, barrier_s))
+    assert shape.barrier_alone_s == pytest.approx(barrier_s)
+
+
+def test_groups_of_the_same_ranks_carry_the_payload_together() -> None:
+    """As weights and gradients of sharded training, each on a communicator of its own."""
+    weights, gradients, tensor = 0, 1, 2
+    shaped = Shaped({weights: (3, 8), gradients: (3, 8), tensor: (1, 2)})
+    for group, listed in ((weights, "0-7"), (gradients, "0-7"), (tensor, "2-3")):
+        shaped.groups[group].listed = listed
+    operations = shaped.operations(
+        ("all_gather", weights, BIG, 0.0, 0.02),
+        ("all_reduce", tensor, BIG, 0.02, 0.03),
+        ("reduce_scatter", gradients, BIG, 0.05, 0.1),
+    )
+    shape = learned(operations, shaped)
+    assert shape.payload_group == gradients
+    assert shape.comm_s(operations) == pytest.approx(0.07)
+
+
+def test_an_iteration_with_other_collectives_is_irregular_until_it_is_the_rule() -> None:
+    usual = operations_of(USUAL)
+    two = usual + operations_of(("all_reduce", WORLD, BIG, 0.16, 0.2))
+    shape = learned(usual)
+    assert shape.observe(usual, 0.1)
+    assert not shape.observe(two, 0.2)
+    assert shape.observe(usual, 0.1)
+    assert not any(shape.observe(two, 0.2) for _ in range(RELEARN_ITERATIONS))
+    assert shape.observe(two, 0.2)
+
+
+def test_sizes_and_order_may_change_and_only_what_goes_on_for_long_is_no_outlier() -> None:
+    one, other = ("all_reduce", WORLD, BIG, 0.0, 0.1), ("all_gather", WORLD, BIG, 0.1, 0.2)
+    shape = learned(operations_of(one, other))
+    changed = operations_of(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3))
+    assert [shape.observe(changed, step_s) for step_s in (0.1, 1.0, 30.0)] == [True, True, False]
+    usual = operations_of(USUAL)
+    shape = learned(usual)
+    assert all(shape.observe(usual, 0.001) for _ in range(40))
+    assert sum(shape.observe(usual, 0.3) for _ in range(100)) == 100 - RELEARN_ITERATIONS

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_live_steps import Shaped
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.log import Group
-from paceenv.live.observe.step import LEARNING_ITERATIONS, Operation, Shape
+from paceenv.live.observe.step import LEARNING_ITERATIONS
 from paceenv.sim.cluster.derive import ClusterMix, start
 from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.footprint import Tiers, use
 from paceenv.sim.cluster.program.program_tables import payload_R
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
@@ -108,19 +108,8 @@ def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
     np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
 
 
-def test_members_that_start_different_transfers_are_refused() -> None:
-    with pytest.raises(InputError, match="start different transfers on communicator"):
-        simulator(cluster([compute(0.1), all_reduce(0.1, ranks=[0, 1])]))
-
-
-def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
-    crossed = [
-        all_reduce(0.1, 2, communicator="a", ranks=[0]),
-        all_reduce(0.1, 2, communicator="b"),
-        all_reduce(0.1, 2, communicator="a", ranks=[1]),
-    ]
-    with pytest.raises(InputError, match="wait for each other for ever"):
-        simulator(cluster(crossed, nodes=2))
+ONLY_0, ONLY_1 = (all_reduce(0.1, 2, communicator="a", ranks=[rank]) for rank in (0, 1))
+CROSSED = [ONLY_0, all_reduce(0.1, 2, communicator="b"), ONLY_1]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +121,11 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
         ({"post_collective_work": {"groups": 1, "work_s": 0.1}}, "post_collective_work.groups by default"),
         ({"program": {"step": [all_reduce(0.1, can_wait=True)]}}, "can_wait only with background"),
         (
+            {"program": {"step": [compute(0.1), all_reduce(0.1, ranks=[0, 1])]}},
+            "start different transfers on communicator",
+        ),
+        ({"job": {"nodes": 2}, "program": {"step": CROSSED}}, "wait for each other for ever"),
+        (
             {"program": {"step": [all_reduce(0.1, background=True, name="gradients"), {"wait": "gradiants"}]}},
             "wait gradiants: the name of a transfer in the background: gradients",
         ),
@@ -139,7 +133,7 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        cluster([compute(0.1), all_reduce(0.1, 2, communicator="pairs")], **change)
+        simulator(cluster([compute(0.1), all_reduce(0.1, 2, communicator="pairs")], **change))
 
 
 def test_length_of_micro_batches_varies_by_rank() -> None:
@@ -232,18 +226,64 @@ def test_a_rank_counts_the_payload_as_the_live_agent_does() -> None:
     np.testing.assert_allclose(job.state.rank_EFR[0, timing.COMM_S, :4], 0.13, rtol=1e-5)
     plan = one.plan()
     assert payload_R(plan) == [frozenset(range(4))] * 4
-    members = {"pairs": "0-1", "a": "0-3", "b": "0-3", "world": "0-3"}
-    groups = {n: Group(n, name, 0, 2, None, object) for n, name in enumerate(members)}
-    for number, listed in enumerate(members.values()):
-        groups[number].listed = listed
-    kinds, operations = list[Kind](), list[Operation]()
-    at_s = 0.1
-    ops = [("all_reduce", 0, 0.2), ("all_to_all", 1, 0.05), ("send", 3, 0.001), ("all_reduce", 2, 0.08)]
-    for op, group, lasts_s in ops:
-        kinds.append(Kind(op, group, 1 << 20))
-        operations.append((len(kinds) - 1, at_s, at_s + lasts_s))
-        at_s += lasts_s
-    shape = Shape(groups, kinds)
+    shaped = Shaped({number: (0, 2) for number in range(4)})
+    for number, listed in enumerate(("0-1", "0-3", "0-3", "0-3")):
+        shaped.groups[number].listed = listed
+    parts = (
+        ("all_reduce", 0, 0.1, 0.3),
+        ("all_to_all", 1, 0.3, 0.35),
+        ("send", 3, 0.35, 0.351),
+        ("all_reduce", 2, 0.4, 0.48),
+    )
+    operations = shaped.operations(*((op, group, 1 << 20, start_s, end_s) for op, group, start_s, end_s in parts))
     for _ in range(LEARNING_ITERATIONS):
-        shape.observe(operations, at_s)
-    assert shape.comm_s(operations) == pytest.approx(0.13)
+        shaped.shape.observe(operations, 0.48)
+    assert shaped.shape.comm_s(operations) == pytest.approx(0.13)
+
+
+# How operations share a link: efficiency, what it leaves for others, flows; by hand, in both engines
+
+
+@pytest.mark.parametrize(
+    ("fabric", "all_reduce_s", "all_to_all_s"),
+    [
+        ({}, 0.2, 0.2),
+        # half of the link each, so neither slows the other
+        ({"efficiency": {"all_reduce": 0.5, "all_to_all": 0.5}}, 0.2, 0.2),
+        # the exchange has the half that the ring leaves: 0.2 s, as long as the ring
+        ({"efficiency": {"all_reduce": 0.5}}, 0.2, 0.2),
+        # it needs a quarter of the link: 0.4 s; the ring takes the rest, 0.1 / 0.75
+        ({"efficiency": {"all_to_all": 0.25}}, 0.1 / 0.75, 0.4),
+        # what it leaves is lost: both share the link, 0.1 s and 0.4 s of it
+        ({"efficiency": {"all_to_all": 0.25}, "unused_rate": "lost"}, 0.2, 0.5),
+        # three flows against one: the exchange is through after 0.1 / 0.75, and the link is full until the end
+        ({"sharing": "flows"}, 0.2, 0.1 / 0.75),
+        # as measured on sockets: 0.16 s of link at three quarters, then the rest of 0.26 s
+        ({"sharing": "flows", "efficiency": {"all_to_all": 0.625}, "unused_rate": "lost"}, 0.26, 0.16 / 0.75),
+        # each has all of the link it needs, or both share one that is full
+        ({"efficiency": {"all_reduce": 0.01, "all_to_all": 0.01}}, 10.0, 10.0),
+        ({"efficiency": {"all_reduce": 0.01, "all_to_all": 0.01}, "unused_rate": "lost"}, 20.0, 20.0),
+    ],
+)
+def test_an_all_reduce_beside_an_all_to_all(fabric: dict[str, Any], all_reduce_s: float, all_to_all_s: float) -> None:
+    """Both take 0.1 s alone and start together."""
+    both = [all_reduce(0.1, communicator="a", background=True), all_to_all(0.1, communicator="b")]
+    one = cluster(both, fabric=fabric)
+    for engine in (simulator(one), Reference(one, 0)):
+        through_O = engine.record(pacing.off(1, 1), 1).through_ETO[0, 0]
+        assert through_O == pytest.approx([all_reduce_s, all_to_all_s], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("op", "members", "expected"),
+    [
+        ("all_to_all", [0, 2, 4, 6], 3),  # one rank on each node: to three others
+        ("all_to_all", [0, 1, 2, 3], 4),  # two on each of two nodes: 2 x 2 pairs
+        ("all_to_all", [0, 1], 1),  # inside a node, on a rank's own link
+        ("all_reduce", [0, 1, 2, 3], 1),  # a ring leaves each node once
+        ("broadcast", [0, 2, 4, 6], 1),
+    ],
+)
+def test_flows(op: Any, members: list[int], expected: int) -> None:
+    tiers = Tiers(4, 2, 4, 1, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+    assert use(tiers, op, members, 1e6).flows == expected

@@ -188,24 +188,17 @@ def test_order_threads_length_and_forks_do_not_matter(
 # Where pacing pays and where it must not matter
 
 
-def mean_steps(make: Callable[[], Simulator], setting: Floats) -> list[Floats]:
-    """Mean steps ``(E,)`` after a warm-up, passive and with a setting, on the same noise."""
-    means = []
-    for chosen in (pacing.off(), setting):
-        sim = make()
-        step_ET = sim.run(np.tile(chosen, (len(sim.batch), 1, 1, 1)), 800)
-        means.append(step_ET[:, 200:].mean(axis=1))
-    return means
-
-
 @pytest.mark.parametrize("post_work_s", [0.1, 0.3, 0.5])
 def test_unequal_slack_in_closed_form(simulator: Make, post_work_s: float) -> None:
     """G groups share an uplink, one has work e after it: C + G m + e passive, at best max(C + m + e, C + G m)."""
     groups, alone_s = 4, 0.1
     job: dict[str, Any] = {"ranks": 8, "groups": groups, "uplink_work_s": alone_s, "has_barrier": True}
     exposed = {"post_work_groups": 1, "post_work_s": post_work_s}
-    slack = pacing.one_mechanism("slack", 0.0, 0.6)
-    passive, paced = mean_steps(lambda: simulator(range(3), **job, **exposed), slack)
+    means_E = []
+    for setting in (pacing.off(), pacing.one_mechanism("slack", 0.0, 0.6)):
+        sim = simulator(range(3), **job, **exposed)
+        means_E.append(sim.run(np.tile(setting, (3, 1, 1, 1)), 800)[:, 200:].mean(axis=1))
+    passive, paced = means_E
     best_s = max(1.0 + alone_s + post_work_s, 1.0 + groups * alone_s)
     np.testing.assert_allclose(passive, 1.0 + groups * alone_s + post_work_s, rtol=1e-12)
     assert (paced >= best_s - 1e-12).all()

@@ -43,14 +43,20 @@ def test_operations_of_a_rank_follow_one_another_without_gaps(simulator: Make, t
         np.testing.assert_allclose(mine["start_s"][order][1:], mine["end_s"][order][:-1], atol=1e-9)
 
 
-def test_checkpoints_and_restarts_are_operations(simulator: Make, tmp_path: Path) -> None:
-    sim = simulator(ranks=2, checkpoint_iterations=10, checkpoint_s=0.5, failure_per_s=0.05, restart_s=5.0)
-    rows = traced(sim, tmp_path / "trace.parquet", 100)
+@pytest.mark.parametrize(("checkpoint_s", "failure_per_s"), [(0.5, 0.02), (8.0, 0.005)])
+def test_checkpoints_and_restarts_are_operations(
+    simulator: Make, tmp_path: Path, checkpoint_s: float, failure_per_s: float
+) -> None:
+    """Also where a checkpoint takes longer than a restart."""
+    rules = {"checkpoint_iterations": 10, "checkpoint_s": checkpoint_s, "failure_per_s": failure_per_s}
+    sim = simulator(ranks=2, restart_s=5.0, **rules)
+    rows = traced(sim, tmp_path / "trace.parquet", 200)
     restarts, checkpoints = of(rows, "restart"), of(rows, "checkpoint")
     assert len(restarts["rank"]) == 2 * sim.outcome().failures[0] > 0
     assert np.all(restarts["end_s"] - restarts["start_s"] > 4.99)
-    assert checkpoints["end_s"] - checkpoints["start_s"] == pytest.approx(0.5)
+    assert checkpoints["end_s"] - checkpoints["start_s"] == pytest.approx(checkpoint_s)
     assert np.all((checkpoints["iteration"] + 1) % 10 == 0)
+    assert len(checkpoints["iteration"]) == 40
 
 
 @pytest.mark.parametrize(("kind", "op"), [(GATHER, "gather"), (ALL_TO_ALL, "all_to_all")])
@@ -70,11 +76,3 @@ def test_ranks_that_run_ahead_compute_before_the_collective_is_through(simulator
     before = np.array([reduce["end_s"][reduce["iteration"] == t - 1].max() for t in range(1, 40)])
     started = np.array([compute["start_s"][compute["iteration"] == t].min() for t in range(1, 40)])
     assert (started < before - 0.1).any()
-
-
-def test_a_checkpoint_that_takes_longer_than_a_restart_is_one(simulator: Make, tmp_path: Path) -> None:
-    sim = simulator(ranks=2, checkpoint_iterations=10, checkpoint_s=8.0, failure_per_s=0.005, restart_s=5.0)
-    rows = traced(sim, tmp_path / "trace.parquet", 200)
-    checkpoints = of(rows, "checkpoint")
-    assert np.all((checkpoints["iteration"] + 1) % 10 == 0)
-    assert len(checkpoints["iteration"]) == 40

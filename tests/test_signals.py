@@ -114,28 +114,14 @@ def replay(
     return out
 
 
+UNEQUAL_SLACK: dict[str, Any] = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "barrier_s": 1e-4}
+UNEQUAL_SLACK |= {"latency_s": 1e-3, "jitter_cv": 0.003, "post_work_share": 0.2, "post_work_mean_iterations": 30.0}
+UNEQUAL_SLACK |= {"post_work_episode_s": 0.3, "post_work_spread": 0.5}
+TENANT = {"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}
 JOBS: dict[str, dict[str, Any]] = {
     "one group with jitter": {"ranks": 4, "transfer_alone_s": 0.1, "jitter_cv": 0.05},
-    "unequal slack": {
-        "ranks": 8,
-        "groups": 4,
-        "uplink_work_s": 0.1,
-        "has_barrier": True,
-        "barrier_s": 1e-4,
-        "latency_s": 1e-3,
-        "jitter_cv": 0.003,
-        "post_work_share": 0.2,
-        "post_work_mean_iterations": 30.0,
-        "post_work_episode_s": 0.3,
-        "post_work_spread": 0.5,
-    },
-    "two jobs": {
-        "ranks": 4,
-        "uplink_work_s": 0.4,
-        "jitter_cv": 0.01,
-        "common_cv": 0.01,
-        "tenants": [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}],
-    },
+    "unequal slack": UNEQUAL_SLACK,
+    "two jobs": {"ranks": 4, "uplink_work_s": 0.4, "jitter_cv": 0.01, "common_cv": 0.01, "tenants": [TENANT]},
     "every noise": EVERY_NOISE | {"ranks": 6, "transfer_alone_s": 0.05},
 }
 

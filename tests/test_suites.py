@@ -1,4 +1,4 @@
-"""Suites: split by cluster, every case a cluster that loads; the static sweep finds what it must."""
+"""Suites: split by cluster, every case a cluster that loads, some drawn by a seed; what the static sweep finds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from paceenv.policies.names import spelled
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.engine.simulator import episode_keys
+from paceenv.trainers.evaluation import suites
 from paceenv.trainers.evaluation.evaluate import TUNED, evaluate, mean_share, share_of_best
+from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import ALL, REPORTED, Case, Suite, load_suite, load_suites
+from paceenv.trainers.evaluation.suites import Case, RandomCases, RelativeCases, Suite, load_suite, load_suites
 from paceenv.ui import config_files
 
-CASES = load_suite(ALL).cases
+CASES = load_suite("all").cases
 
 
 def test_every_case_is_a_cluster() -> None:
     for case in CASES:
         cluster = case.load()
         assert cluster.name == case.name
-        assert case.suite in REPORTED
+        assert case.suite in suites.REPORTED
         assert len(derive(cluster, episode_keys([0, 1]))) == 2
 
 
@@ -175,3 +177,61 @@ def test_two_clusters_of_a_suite_never_share_a_name(tmp_path: Path) -> None:
     assert [case.load().name for case in both.cases] == [case.name for case in both.cases]
     listed = [case.name for case in CASES]
     assert len(set(listed)) == len(listed)
+
+
+# Clusters and relatives that a seed draws
+
+
+def test_more_random_clusters_begin_with_the_same_and_other_seeds_share_none() -> None:
+    first, drawn = RandomCases(seed=11, clusters=5).cases(), [random_cluster(11, n) for n in range(5)]
+    assert [(case.cluster, case.null_case) for case in first] == drawn
+    assert not any(random_cluster(12, n)[0].job == cluster.job for n, (cluster, _) in enumerate(drawn))
+    suite = load_suite("random")
+    cases = [case.name for case in suite.cases]
+    assert len(set(cases)) == len(cases) == 336
+    assert all(case.suite == "random" and case.load().name == case.name for case in suite.cases[::20])
+    assert {case.load().ranks for case in suite.only(["train"]).cases} <= set(range(65))
+
+
+def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path) -> None:
+    cluster, _ = random_cluster(11, 3)
+    own = {"name": "own", "cases": [{"cluster": cluster.model_dump(exclude_defaults=True)}]}
+    config_files.write_yaml(tmp_path / "own.yaml", own)
+    (case,) = load_suite(tmp_path / "own.yaml").cases
+    assert (case.name, case.load()) == (cluster.name, cluster)
+    wrong = {"": "cases, random ones, relatives or draws", "random: [{seed: -1}]": r"random\.0\.seed = -1"}
+    for given, said in wrong.items():
+        (tmp_path / "wrong.yaml").write_text(f"name: wrong\n{given}\n")
+        with pytest.raises(InputError, match=said):
+            load_suite(tmp_path / "wrong.yaml")
+
+
+def test_the_same_seed_draws_the_same_relatives_and_another_draws_others() -> None:
+    kinds = ["slack", "phase-shift", "stagger", "mixed", "scaling", "nulls"]
+    first, again, other = (RelativeCases(seed=seed, clusters=10, suites=kinds).cases() for seed in (5, 5, 6))
+    assert [case.load() for case in first] == [case.load() for case in again]
+    assert not {str(case.load()) for case in first} & {str(case.load()) for case in other}
+    assert len({case.name for case in first}) == 10
+
+
+@pytest.mark.slow
+def test_every_relative_runs_and_nulls_stay_nulls_of_their_size() -> None:
+    suite = load_suite("relatives")
+    sizes = {case.name: case.load().ranks for case in CASES}
+    for case in suite.cases[::12]:
+        cluster, size = case.load(), sizes.get(case.name.rpartition("-r")[0], 0)
+        assert cluster.ranks <= max(MAX_RANKS, size)
+        assert cluster.ranks == size or not case.null_case
+        simulator = start(cluster, np.array([1]))
+        assert np.isfinite(simulator.run(simulator.off(), 5)).all()
+    assert 0.15 < np.mean([case.null_case for case in suite.cases]) < 0.45
+
+
+@pytest.mark.parametrize("name", ["two-jobs", "incast-shallow", "when-scaling-fails"])
+def test_a_twin_stays_a_twin_and_nothing_is_drawn_twice(name: str) -> None:
+    cluster = load_cluster(name)
+    found = [relative(cluster, 3, n, f"{name}-{n}") for n in range(6)]
+    assert len({one.job.compute_s for one in found}) == 6
+    for one in found:
+        assert [tenant.period_ratio for tenant in one.tenants] == [tenant.period_ratio for tenant in cluster.tenants]
+        assert 1 / 1.61 < float(one.job.compute_s) / float(cluster.job.compute_s) < 1.61  # type: ignore[arg-type]

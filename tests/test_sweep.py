@@ -51,16 +51,9 @@ def _config(suite: str, **static: Any) -> SweepConfig:
     return SweepConfig.model_validate({"name": "small", "static": given})
 
 
-def _static(config: SweepConfig) -> StaticTask:
-    task = make_task(config)
-    assert isinstance(task, StaticTask)
-    return task
-
-
-def _begun(config: SweepConfig, folder: Path) -> StaticTask:
-    task = _static(config)
+def _begun(config: SweepConfig, folder: Path) -> Any:
     config_files.write_yaml(folder / CONFIG, config.model_dump(mode="json"))
-    return task
+    return make_task(config)
 
 
 def _write(trial: Path, name: str, text: str) -> None:
@@ -68,7 +61,7 @@ def _write(trial: Path, name: str, text: str) -> None:
     (trial / name).write_text(text)
 
 
-def _searched(config: SweepConfig, folder: Path) -> StaticTask:
+def _searched(config: SweepConfig, folder: Path) -> Any:
     """A folder as Ray leaves it after a grid."""
     task = _begun(config, folder)
     space = {key: grid["grid_search"] for key, grid in static_space(task.static).items()}
@@ -84,7 +77,7 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
     first = FIRST_SEED - 80  # the search takes seeds after those of the suite
     changed = {"seeds": 8, "first_seed": first, "iterations": 60, "mechanisms": ["phase_shift"]}
     found = search_static(load_suite(suite).model_copy(update=changed))
-    task = _static(_config(suite, seeds=LEAST_EPISODES // 2))  # of two clusters
+    task: Any = make_task(_config(suite, seeds=LEAST_EPISODES // 2))  # of two clusters
     for setting, gain_CE in zip(found.settings, found.gain_SCE, strict=True):
         action = pacing.encode_action("phase_shift", *setting["phase_shift"])
         action = dict(zip(("phase_shift.threshold", "phase_shift.window"), action, strict=True))
@@ -116,10 +109,8 @@ def test_a_finished_sweep_leaves_what_people_look_at(
     assert load_policy(out / "policy.safetensors").provenance["candidate"] == best["candidate"]
     scores = out / "scores.json"
     options = ["--seeds", "2", "-i", "60", "--json", str(scores)]
-    assert (
-        application.run(["evaluate", best["candidate"], str(out / "policy.safetensors"), "--suite", suite, *options])
-        == 0
-    )
+    command = ["evaluate", best["candidate"], str(out / "policy.safetensors"), "--suite", suite, *options]
+    assert application.run(command) == 0
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in json.loads(scores.read_text())}
     for cluster in ("two-jobs", "incast-shallow"):
         assert gains["policy", cluster] == pytest.approx(gains[best["candidate"], cluster], abs=2e-4)

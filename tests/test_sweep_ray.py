@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray import tune
+from ray.cluster_utils import Cluster
 from test_sweep import training_sweep
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.sweep.sweep_config import SweepConfig
+from paceenv.trainers.sweep import ray_tuner
+from paceenv.trainers.sweep.sweep_config import Static, SweepConfig
 from paceenv.trainers.sweep.sweep_results import Results, last_result
+from paceenv.trainers.sweep.trainables import StaticTask, StaticTrial, make_task, static_space
+from paceenv.trainers.sweep.winner import finish
 from paceenv.ui import config_files
 
 PATIENCE_S = 300.0
@@ -87,11 +93,6 @@ def test_killed_and_restored_it_has_every_trial_once_and_a_winner(static: Path, 
 def test_three_nodes_of_which_one_is_killed_finish(
     static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-    from ray.cluster_utils import Cluster
-
-    from paceenv.trainers.sweep import ray_tuner
-    from paceenv.trainers.sweep.trainables import make_task
 
     config = config_files.load(SweepConfig, "sweeps", static)
     out, task = tmp_path / "out", make_task(config)
@@ -127,16 +128,12 @@ def test_three_nodes_of_which_one_is_killed_finish(
 @pytest.fixture(scope="module")
 def own_ray() -> Iterator[None]:
     """A Ray that the tests below share."""
-    from paceenv.trainers.sweep import ray_tuner
 
     with ray_tuner.connected(None):
         yield
 
 
 def _tuned(config: SweepConfig, out: Path) -> Results:
-    from paceenv.trainers.sweep import ray_tuner
-    from paceenv.trainers.sweep.trainables import make_task
-    from paceenv.trainers.sweep.winner import finish
 
     task = make_task(config)
     config_files.write_yaml(out / "config.yaml", config.model_dump(mode="json"))
@@ -182,10 +179,6 @@ def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_ray")
 def test_our_trainable_and_space_fit_a_tuner_of_others(tmp_path: Path) -> None:
-    from ray import tune
-
-    from paceenv.trainers.sweep.sweep_config import Static
-    from paceenv.trainers.sweep.trainables import StaticTask, StaticTrial, static_space
 
     grid = {"slack": {"threshold": [0.05], "window": [0.1, 0.3]}}
     static = Static.model_validate({"suite": "demo", "splits": ["held-out"], "mechanisms": ["slack"], "grid": grid})

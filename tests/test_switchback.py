@@ -1,8 +1,9 @@
-"""The slack rule judges itself: it pauses on all ranks, stops where it costs, and is hardly interrupted elsewhere."""
+"""Rules that judge themselves: slack pauses on all ranks and stops where it costs; transfers are held where it pays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,13 @@ from paceenv.sim.cluster.derive import start
 SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
 
 
+def iterate(rank: Any, tick: Any, settings: Any, step_s: float, comm_s: float = 0.0, wait_s: float = 0.0) -> None:
+    """One iteration of a rank that meets the others in a barrier, and what it decides then."""
+    timing.observe_step(tick, step_s)
+    timing.observe_ranks(rank, tick, np.full(1, comm_s, np.float32), np.full(1, wait_s, np.float32), True)
+    timing.decide(rank, tick, *pacing.laid_out(settings, 1), 10.0)
+
+
 def delays_s(
     cost: Callable[[int], float], noise: float = 0.01, iterations: int = 1000, seed: int = 0
 ) -> NDArray[np.float64]:
@@ -27,10 +35,7 @@ def delays_s(
     for t in range(iterations):
         found[t] = rank[timing.DELAY_S, 0]
         step_s = 1.0 + noise * rng.normal() + (cost(t) if found[t] > 0.0 else 0.0)
-        timing.observe_step(tick, step_s)
-        wait_R = np.array([0.3 - found[t]], np.float32)
-        timing.observe_ranks(rank, tick, np.array([0.1], np.float32), wait_R, True)
-        timing.decide(rank, tick, *pacing.laid_out(SLACK, 1), 10.0)
+        iterate(rank, tick, SLACK, step_s, 0.1, 0.3 - found[t])
     return found
 
 
@@ -66,9 +71,7 @@ def test_ranks_with_the_same_settings_pause_together_whatever_their_slack() -> N
     for _ in range(400):
         step_s = 1.0 + 0.05 * rng.normal()
         for (rank, tick), wait_s in ((late, 0.0), (early, 0.3)):
-            timing.observe_step(tick, step_s)
-            timing.observe_ranks(rank, tick, np.array([0.1], np.float32), np.array([wait_s], np.float32), True)
-            timing.decide(rank, tick, *pacing.laid_out(SLACK, 1), 10.0)
+            iterate(rank, tick, SLACK, step_s, 0.1, wait_s)
         np.testing.assert_array_equal(late[1], early[1])
 
 
@@ -81,22 +84,75 @@ def test_delays_too_short_to_be_slept_are_left_out() -> None:
         assert (rank[timing.DELAY_S, 0] > 0.0) == acts
 
 
-def change(policy: str, cluster: str, *changes: str) -> float:
+def change(policy: str, cluster: str) -> float:
     """By how much a policy lengthens the mean step, a share."""
-    job, seeds = load_cluster(cluster).changed(changes), np.arange(4)
     made = rule(policy)
     assert made is not None
-    paced, free = (run(p, start(job, seeds), 600).useful_step_E for p in (made, passive()))
+    paced, free = (run(p, start(load_cluster(cluster), np.arange(4)), 600).useful_step_E for p in (made, passive()))
     return float((paced / free).mean() - 1.0)
 
 
-def test_mean_slack_is_the_papers_rule_without_its_losses() -> None:
+def test_mean_slack_is_the_papers_rule_without_its_losses_and_keeps_what_it_gains() -> None:
     paper, ours = (change(f"static:{name}=0/0.3", "null-jitter") for name in ("paper", "mean_slack"))
     assert paper > 0.05
     assert ours < 0.15 * paper
-
-
-def test_mean_slack_keeps_what_the_papers_rule_gains() -> None:
     paper, ours = (change(f"static:{name}=0.01/0.3", "unequal-slack") for name in ("paper", "mean_slack"))
     assert paper < -0.05
     assert ours < 0.75 * paper
+
+
+# Holding back transfers that can wait: when ranks do it, from the common step time alone
+
+
+def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02) -> NDArray[np.bool_]:
+    """Whether one rank holds in each iteration of a job whose steps last so long with and without holding."""
+    (rank, tick), found = timing.new_state(), []
+    for _ in range(iterations):
+        found.append(bool(rank[timing.DEFER_S, 0] > 0.0))
+        iterate(rank, tick, pacing.one_mechanism("defer", threshold, 0.1), held_s if found[-1] else free_s)
+    return np.array(found)
+
+
+def test_a_hold_that_shortens_steps_goes_on_and_is_looked_at_again_and_again() -> None:
+    found = holds(0.8, 1.0, 2000)
+    assert found[500:].mean() > 0.97
+    assert not found[500:].all(), "the steps without it stay known"
+
+
+@pytest.mark.parametrize("held_s", [1.0, 1.05, 2.0])
+def test_a_hold_that_does_not_shorten_steps_is_tried_in_one_of_forty_iterations(held_s: float) -> None:
+    assert holds(held_s, 1.0, 4000)[1000:].mean() < 0.025
+
+
+def test_a_hold_that_clearly_hurts_ends_at_once() -> None:
+    assert holds(1.05, 1.0, 500).sum() == 2 * switchback.HURT_ITERATIONS, "two trials, each as short as can be"
+    assert holds(1.01, 1.0, 500).sum() >= 3 * switchback.DEFER_TRIAL
+
+
+def test_a_gain_below_the_threshold_is_not_taken() -> None:
+    gained = 1.0 / 0.97 - 1.0
+    assert holds(0.97, 1.0, 1000, threshold=gained - 0.01).mean() > 0.9
+    assert holds(0.97, 1.0, 1000, threshold=gained + 0.01).mean() < 0.4
+
+
+def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
+    """Steps of before, in which nothing was held, are no hold that helped, however lucky they were."""
+    (rank, tick), rng = timing.new_state(), np.random.default_rng(1)
+    for settings in [pacing.off()] * 300 + [pacing.one_mechanism("defer", 0.02, 0.1)] * 40:
+        held = rank[timing.DEFER_S, 0] > 0.0
+        iterate(rank, tick, settings, (0.8 if held else 1.0) * (1.0 + 0.01 * rng.normal()))
+    assert rank[timing.DEFER_S, 0] > 0.0
+    assert switchback.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
+
+
+def test_threshold_zero_holds_the_window_within_the_cap_and_window_zero_never_and_no_rank_is_delayed() -> None:
+    assert holds(2.0, 1.0, 200, threshold=0.0)[2:].all()
+    (rank, tick), defer = timing.new_state(3), pacing.one_mechanism("defer", 0.0, 0.25)
+    timing.observe_step(tick, 1.0)
+    timing.decide(rank, tick, *pacing.laid_out(np.stack([pacing.off(), defer, defer]), 3), 10.0)
+    assert rank[timing.DEFER_S] == pytest.approx([0.0, 0.25, 0.25])
+    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 3), 10.0)
+    assert not rank[timing.DEFER_S].any(), "off for all ends the holds of all"
+    timing.decide(rank, tick, *pacing.laid_out(defer, 3), 0.1)
+    assert ((rank[timing.DEFER_S] > 0.0999) & (rank[timing.DEFER_S] <= 0.1)).all()
+    assert not rank[timing.DELAY_S].any()

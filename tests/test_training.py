@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.learned import Learned
+from paceenv.policies.networks import ObservationEMA, time_scales
 from paceenv.policies.policy_file import load_policy
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite
@@ -36,10 +39,8 @@ def small(timesteps: int) -> list[str]:
 
 
 def _train(out: Path, *extra: str) -> str:
-    assert (
-        application.run(["train", "demo", "-o", str(out), *small(1024), *extra, "--json", str(out / "summary.json")])
-        == 0
-    )
+    command = ["train", "demo", "-o", str(out), *small(1024), *extra, "--json", str(out / "summary.json")]
+    assert application.run(command) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["sha256"] == hashlib.sha256((out / "policy.safetensors").read_bytes()).hexdigest()
     return str(summary["sha256"])
@@ -209,3 +210,49 @@ def test_a_training_takes_several_programs_and_jobs_without_one() -> None:
     assert [batch.num_envs for batch in batches] == [2, 2, 2]
     with pytest.raises(InputError, match="allowed: the same for all clusters of a batch"):
         PacingVectorEnv(4, ["expert-layers", "null-jitter"])
+
+
+# What a policy remembers: the same in training and where it runs
+
+
+@pytest.mark.parametrize(("memory", "change"), [(4, 0), ([2, 40], 5)])
+def test_training_shows_what_the_policy_will_remember(memory: int | list[int], change: int) -> None:
+    """Over several ends of episodes, every row against a policy of its own that is reset where an episode starts."""
+    count = signals.SIGNALS + ObservationEMA(memory, change).entries
+    layers = [(np.random.default_rng(0).normal(size=(2, count)).astype(np.float32), np.zeros(2, np.float32))]
+    own = [Learned(layers, ["slack"], memory_intervals=memory, change_intervals=change) for _ in range(10)]
+    batches = [PacingVectorEnv(5, episode_intervals=4, autoreset_mode="SameStep") for _ in range(2)]
+    envs = NativeVecEnv(batches, seed=3, memory_intervals=memory, change_intervals=change)
+    random, ends, shown = np.random.default_rng(1), 0, np.asarray(envs.reset())
+    for n, one in enumerate(own):
+        np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0], shown[n])
+    for _ in range(11):
+        shown, _, done, infos = envs.step(random.uniform(-1, 1, (10, 2)).astype(np.float32))
+        for n, one in enumerate(own):
+            if done[n]:
+                last = infos[n]["terminal_observation"]
+                np.testing.assert_array_equal(one.inputs(last[None, : signals.SIGNALS])[0], last)
+                one.reset(1)
+                ends += 1
+            np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0], shown[n])
+    assert ends >= 20
+
+
+def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
+    views_TBO = np.random.default_rng(3).uniform(-1, 1, (7, 4, signals.SIGNALS)).astype(np.float32)
+    scales = (2, 5, 40)
+    together, single = ObservationEMA(scales, 10), [ObservationEMA(scale) for scale in scales]
+    change = np.zeros((4, signals.SIGNALS))
+    for t, views_BO in enumerate(views_TBO):
+        found = together.update(views_BO)
+        means = np.concatenate([one.update(views_BO) for one in single], axis=1)
+        np.testing.assert_array_equal(found[:, : -signals.SIGNALS], means)
+        if t:
+            change += 0.1 * (np.abs(views_BO - views_TBO[t - 1]) - change)
+        np.testing.assert_allclose(found[:, -signals.SIGNALS :], change, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, [0, 2], [2, 2], [2.5], "12", [1] * 17, True, [10**6], None])
+def test_time_scales_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"memory_intervals = .*; allowed: an integer from 0 to 10000, or at most 16"):
+        time_scales(wrong)

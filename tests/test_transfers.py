@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from test_cluster import cluster, jobs_of
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, Law, tree_parents, volume
 from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.transfers import use_of
@@ -22,10 +23,37 @@ EIGHT = {"nodes": 4, "ranks_per_node": 2, "compute_s": 0.5, "gradient_bytes": S}
 NO_LATENCY = {"latency_us": 0.0, "intra_node_gbps": 1600.0, "uplink_gbps": 1e6}
 
 
-def refused(**sections: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        cluster(**sections)
-    return str(caught.value)
+# Closed forms
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 12, 31, 64, 100])
+def test_double_tree_equals_two_trees_counted_edge_by_edge(n: int) -> None:
+    sent: defaultdict[int, float] = defaultdict(float)
+    depth, parents = 0, tree_parents(n)
+    for mirrored in (False, True):
+        name = (lambda i: i) if not mirrored else (lambda i: n - 1 - i) if n % 2 == 0 else (lambda i: (i + 1) % n)
+        for child, parent in parents.items():
+            sent[name(child)] += S / 2  # its sum goes up
+            sent[name(parent)] += S / 2  # the result comes down
+    for leaf in range(n):
+        climbed, at = 0, leaf
+        while at in parents:
+            at, climbed = parents[at], climbed + 1
+        depth = max(depth, climbed)
+    found = volume("all_reduce", "tree", n, S)
+    assert found.sent_bytes == pytest.approx(max(sent.values()), rel=1e-6)
+    assert found.rounds == 2 * math.ceil(math.log2(n))
+    assert depth <= found.rounds / 2
+    assert sum(sent.values()) == pytest.approx(n * volume("all_reduce", "ring", n, S).sent_bytes), "no more in total"
+
+
+def test_the_square_root_term_is_the_cost_of_cutting_into_chunks() -> None:
+    """A pipeline of depth d with the best whole number of chunks, against the law with ``2 sqrt(d hop / B)``."""
+    hop, B, d = 1e-5, 1e10, 16
+    law = Law(hop, B, 2 * math.sqrt(d * hop / B))
+    for size in (1e8, 1e9):
+        best = min((d + chunks) * (hop + size / chunks / B) for chunks in range(1, 20000))
+        assert law.time_s(volume("broadcast", "ring", d + 1, size)) == pytest.approx(best, rel=1e-2)
 
 
 # Algorithms
@@ -191,4 +219,6 @@ FREE = {"compute_s": None, "gradient_bytes": None}
     ],
 )
 def test_impossible_clusters_are_refused_by_the_rule_they_break(sections: dict[str, Any], rule: str) -> None:
-    assert rule in refused(**sections)
+    with pytest.raises(InputError) as caught:
+        cluster(**sections)
+    assert rule in str(caught.value)

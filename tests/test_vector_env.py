@@ -12,8 +12,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import UNPACED
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import SCENARIOS, register_envs
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 
@@ -146,3 +148,50 @@ def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
         assert (frame.shape, frame.dtype) == ((480, 800, 3), np.uint8)
         assert frame.std() > 20.0
     assert not np.array_equal(before[0], frames[0])
+
+
+# Episodes that come again: what is kept of them changes no result, and their unpaced copies run once
+
+
+def repeating(**changed: Any) -> PacingVectorEnv:
+    return PacingVectorEnv(6, ["two-jobs", "one-job-imbalanced"], episode_intervals=5, **changed)
+
+
+def course(env: PacingVectorEnv, *seeds: tuple[int, int]) -> list[Any]:
+    """What every step says, from some seeds on for so many steps each, with actions that differ."""
+    found, rng = list[Any](), np.random.default_rng(0)
+    for seed, steps in seeds:
+        found.append(env.reset(seed=seed)[0])
+        env.desync_episodes()
+        for _ in range(steps):
+            observation, reward, _, truncated, _ = env.step(rng.uniform(-1, 1, (6, 2)).astype(np.float32))
+            found += [observation, reward, truncated, *env._batch.terms.values()]
+    return found
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("reward", ["paired", "raw"])
+def test_results_do_not_depend_on_kept_episodes(mode: AutoresetMode, reward: Any) -> None:
+    """Seeds come again, also after fewer steps and for more of them."""
+    plain, keeping = (repeating(autoreset_mode=mode, reward=reward) for _ in range(2))
+    keeping.keep_episodes()
+    courses = [course(env, (7, 6), (7, 6), (20, 3), (20, 8)) for env in (plain, keeping)]
+    for one, other in zip(*courses, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_unpaced_copy_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, runs, plain = repeating(), list[bool](), Simulator.run
+    env.keep_episodes()
+
+    def counting(self: Simulator, *arguments: Any) -> Any:
+        runs.append(any(self is one for one in env._batch.simulators[UNPACED:]))
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Simulator, "run", counting)
+    course(env, (7, 40))
+    first = sum(runs)
+    runs.clear()
+    course(env, (7, 40))
+    assert len(runs) > 80, "the paced episodes run"
+    assert sum(runs) < 0.1 * first, "but for those that had only started"

@@ -75,29 +75,21 @@ def test_recomputed_flops_are_narayanan_2021_equation_3() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"model": SMALL | {"heads": 5}}, "heads to divide hidden (5 and 64)"),
-        ({"pipeline_parallel": 3}, "pipeline_parallel to divide the 4 layers (3)"),
-        ({"tensor_parallel": 3}, "tensor_parallel to divide the 4 heads"),
-        ({"micro_batches": 3}, "micro_batches to divide the batch (3 and 8)"),
-        ({"pipeline_parallel": 2, "zero_stage": 2}, "zero_stage 0 or 1 with pipeline_parallel"),
-        ({"zero_stage": 3, "overlap": False}, "overlap: true"),
-    ],
-)
-def test_impossible_workloads_are_refused(changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InputError, match=re.escape(expected)):
-        workload(**changes)
-
-
-@pytest.mark.parametrize(
     ("gpus", "per_node", "changes", "expected"),
     [
+        (8, 8, {"model": SMALL | {"heads": 5}}, "heads to divide hidden (5 and 64)"),
+        (8, 8, {"pipeline_parallel": 3}, "pipeline_parallel to divide the 4 layers (3)"),
+        (8, 8, {"tensor_parallel": 3}, "tensor_parallel to divide the 4 heads"),
+        (8, 8, {"micro_batches": 3}, "micro_batches to divide the batch (3 and 8)"),
+        (8, 8, {"pipeline_parallel": 2, "zero_stage": 2}, "zero_stage 0 or 1 with pipeline_parallel"),
+        (8, 8, {"zero_stage": 3, "overlap": False}, "overlap: true"),
         (8, 4, {"tensor_parallel": 4, "pipeline_parallel": 4}, "4 x 4 on 8 GPUs; allowed: a product that divides"),
         (6, 6, {"tensor_parallel": 4}, "tensor_parallel = 4; allowed: a divisor or a multiple of the 6 GPUs"),
     ],
 )
-def test_impossible_placements_are_refused(gpus: int, per_node: int, changes: dict[str, Any], expected: str) -> None:
+def test_impossible_workloads_and_placements_are_refused(
+    gpus: int, per_node: int, changes: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(expected)):
         step(gpus, per_node, **changes)
 

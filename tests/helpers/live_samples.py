@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,14 +110,9 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
     return who | state | counts | measured | changed
 
 
-def run_python(
-    code: str, *arguments: str, prefix: tuple[str, ...] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter that imports this checkout and these samples, with a deadline."""
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root), str(root / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
-    command = [*prefix, sys.executable, "-c", code, *arguments]
-    return commands.run(command, env=os.environ | variables | {"PYTHONPATH": path})
+def run_python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that imports this checkout, with a deadline."""
+    return commands.python("-c", code, *arguments, folder=Path.cwd(), **variables)
 
 
 def merge_trace(run: RunFolder) -> Trace:
