@@ -49,7 +49,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     headline = result["headline"]
     for said in (headline["lost"], headline["pacing"]["policy"]):
         assert said[1:] in seen.text
-    assert "pacing helps against fabric contention (simulated: learned +" in seen.text.lower()
+    assert "pacing helps against communication contention (simulated: learned +" in seen.text.lower()
     assert result["causes"]
     for cause in result["causes"]:
         assert cause["evidence"] in seen.text
