@@ -121,7 +121,8 @@ def try_policies(
 
 
 def _reason(error: InputError, source: str) -> str:
-    return str(error).removeprefix(f"{source}: ").partition("; allowed:")[0]
+    """Without the source, which the page names, and without another one that would be allowed in its place."""
+    return str(error).removeprefix(f"{source}: ").partition("; allowed: a ")[0]
 
 
 def _doubt(fit: JobFit, diagnosis: Diagnosis) -> str:

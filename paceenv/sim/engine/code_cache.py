@@ -33,6 +33,8 @@ def numba_cache(directory: Path) -> Iterator[bool]:
         writable = os.access(directory, os.W_OK)
     except OSError:
         writable = False
+    if writable:
+        _keep_newest(directory)
     settings.CACHE_DIR = str(directory) if writable else before
     try:
         yield writable
@@ -40,7 +42,7 @@ def numba_cache(directory: Path) -> Iterator[bool]:
         settings.CACHE_DIR = before
 
 
-def keep_newest(version: Path) -> None:
+def _keep_newest(version: Path) -> None:
     """Note that this version is used, and remove the oldest; a process that still runs one of those compiles again."""
     with suppress(OSError):
         os.utime(version)

@@ -31,7 +31,7 @@ from paceenv.sim.engine import (
     program,
     program_layout,
 )
-from paceenv.sim.engine.code_cache import base_directory, keep_newest, numba_cache
+from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _CORE = (pacing, limits, slots, switchback, timing, signals)
 _ENGINE = (coupling, draws, fluid, incast, kernel, layout, link_fluid, measuring, noise, program, program_layout)
@@ -120,8 +120,7 @@ def _compile() -> tuple[Callable[..., None], ...]:
         register_jitable(**_options(function), **_NO_WRAPPERS, **_pipeline(function))(function)
     programs = FunctionType(kernel.advance.__code__, vars(kernel))  # machine code is kept by a function's name
     programs.__name__ = programs.__qualname__ = "advance_programs"
-    with numba_cache(directory := cache_directory()) as writable:
-        keep_newest(directory)
+    with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in (*_COMPILED, programs))
 
 
