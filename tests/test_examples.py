@@ -78,7 +78,7 @@ def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("ignore")
         nbclient.NotebookClient(book, timeout=240, kernel_name="python3").execute()
     assert texts(book) == shown
-    assert "fabric contention" in shown
+    assert "communication contention" in shown
 
 
 def texts(book: Any) -> str:

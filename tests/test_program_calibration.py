@@ -233,7 +233,7 @@ def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest
     assert not application.run(["diagnose", str(path)])
     said = " ".join(capsys.readouterr().out.split())
     found = re.search(
-        r"Pacing helps against fabric contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said
+        r"Pacing helps against communication contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said
     )
     assert found, said
     policies = ("passive", "static:defer=0/0.1")

@@ -135,6 +135,16 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("500 ms", "'backward allreduce microstep' takes 40% of all time", "transfers, and waiting in them"),
         (),
     ),
+    "micro-steps and their sum": (
+        "".join(
+            f"time (ms) | forward{of}: {200 * x:.2f} | backward{of}: {300 * x:.2f} "
+            f"| backward_allreduce{of}: {200 * x:.2f}\n"
+            for x in NOISE[:40]
+            for of in ("_microstep", "")
+        ),
+        ("500 ms", "'backward allreduce' takes 40% of all time", "part 'forward'"),
+        ("microstep",),
+    ),
     "the head of Python's logging": (
         "".join(f"INFO:tensorflow:global step {i}: loss = 1.4 ({NOISE[i]:.3f} sec/step)\n" for i in range(65, 105)),
         ("steps 65 to 104",),

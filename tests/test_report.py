@@ -21,6 +21,7 @@ from paceenv.core.trace import write_trace
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.report.fitted import try_policies
 from paceenv.report.pictures import REST, parts
 from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline
 from paceenv.report.section import page
@@ -49,7 +50,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     headline = result["headline"]
     for said in (headline["lost"], headline["pacing"]["policy"]):
         assert said[1:] in seen.text
-    assert "pacing helps against fabric contention (simulated: learned +" in seen.text.lower()
+    assert "pacing helps against communication contention (simulated: learned +" in seen.text.lower()
     assert result["causes"]
     for cause in result["causes"]:
         assert cause["evidence"] in seen.text
@@ -64,6 +65,13 @@ def test_the_parts_of_a_step_add_up() -> None:
     diagnosis = diagnose(job.trace())
     assert sum(value for _, value in parts(diagnosis)) == pytest.approx(diagnosis.step_time_s)
     assert parts(diagnose(job_of([[1.0, 2.0]] * 2))) == [], "two steps are no evidence"
+
+
+def test_why_nothing_was_simulated_is_said_without_advice() -> None:
+    trace = PipelineJob(0, steps=12, stages=2, replicas=3, micro_batches=4, causes={"slow": 1.6}).trace()
+    baseline, pacing = try_policies(trace, "run.parquet", None, diagnose(trace), ())
+    assert baseline is None
+    assert pacing.why_not == "a pipeline of 2 stages, for which no cluster can be fitted"
 
 
 def test_who_waits_and_who_is_late_in_closed_form() -> None:

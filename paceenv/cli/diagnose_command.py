@@ -58,10 +58,11 @@ def diagnose(
     shown = partial(print, end="", flush=True) if json_ != "-" else lambda page: None
     policies = POLICIES if simulate else ()
     examination = examine(paths, pattern=pattern, against=against, job=job, policies=policies, on_page=shown)
+    is_for_people = output.write_json(examination, json_)
+    if is_for_people:
+        print_sections(examination.sections())
     for note in examination.notes:
         output.say(note)
-    if output.write_json(examination, json_):
-        print_sections(examination.sections())
-        if examination.next:
-            output.print_table("With this input", (), ())
-            sys.stdout.writelines(f"{command}\n" for command in examination.next)  # unwrapped, to be pasted
+    if is_for_people and examination.next:
+        output.print_table("With this input", (), ())
+        sys.stdout.writelines(f"{command}\n" for command in examination.next)  # unwrapped, to be pasted

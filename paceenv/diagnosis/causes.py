@@ -24,7 +24,7 @@ SLOW_RANK: Final = "persistent slow rank"
 FAIL_SLOW: Final = "fail-slow episodes"
 DATA: Final = "data imbalance"
 STAGE: Final = "stage imbalance"
-CONTENTION: Final = "fabric contention"
+CONTENTION: Final = "communication contention"
 TENANT: Final = "co-tenant phase"
 INCAST: Final = "incast"
 LOCALITY: Final = "GPU/NIC locality"
@@ -99,7 +99,7 @@ def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[Co
     saved_s += sum(share * attribution.saved_s(frozenset({component})) for component, share in parts if share != 1.0)
     # a component is replaced by its median, which may exceed its mean
     left_s = attribution.measured_s - max(saved_s, 0.0)
-    said = f"; without it alone a step would take {duration(left_s)} instead of {duration(attribution.measured_s)}"
+    said = f"; replayed without it alone, a step takes {duration(left_s)} instead of {duration(attribution.measured_s)}"
     return said + (" (the other causes hide it: fix them first)" if saved_s < HIDDEN * cost_s else "")
 
 

@@ -41,11 +41,13 @@ class PacedSteps:
 
     @property
     def text(self) -> str:
+        if self.gain.is_bounded:
+            return (
+                f"measured in paired blocks: {in_words(self.gain)}; {self.paced} steps have delays, {self.plain} none"
+            )
         with_delays = f"{self.paced} steps with delays take {duration(self.paced_s)}"
         steps = f"{with_delays}, {self.plain} without {duration(self.plain_s)}"
-        if not self.gain.is_bounded:
-            return f"measured: {self.gain.value:+z.1%} throughput; no interval, as they do not take turns; {steps}"
-        return f"measured: {in_words(self.gain)}; {steps}"
+        return f"measured: {self.gain.value:+z.1%} throughput; no interval, as they do not take turns; {steps}"
 
 
 def in_words(gain: Interval) -> str:

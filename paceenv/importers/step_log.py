@@ -362,4 +362,4 @@ def _phases_of(line_V: Integers, phases: Mapping[str, array[float]]) -> dict[str
         part_V[order[at[at >= 0]]] = value[at >= 0]
         if np.isfinite(part_V).mean() > 0.5:
             parts[name] = part_V
-    return parts
+    return {n: parts[n] for n in parts if n.replace(" microstep", "") not in parts.keys() - {n}}

@@ -120,8 +120,8 @@ def _step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
     for one in (*steps.findings[1:], *steps.minor):
         table.append((one.kind, f"explains {one.explains:.0%}" if one.explains > 0.0 else "", one.text))
     for name, part_V in [*steps.log.phases.items()][:12]:
-        part_s = float(np.nanmedian(part_V[steps.ordinary.steady_V]))
-        table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.median_s:.0%} of a step"))
+        part_s = float(np.nanmean(part_V[steps.ordinary.steady_V]))
+        table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.mean_s:.0%} of all time"))
     if steps.log.others:
         logs = sorted((steps.log, *steps.log.others), key=lambda one: -float(np.median(one.step_s_V)))
         said = ", ".join(f"{one.rank}: {steps.log.said(float(np.median(one.step_s_V)))}" for one in logs[:8])

@@ -97,7 +97,7 @@ def try_policies(
         baseline = of_trace(trace, source, None, job)
         clusters = drawn(baseline)
     except InputError as error:
-        return None, Pacing(why_not=str(error))
+        return None, Pacing(why_not=_reason(error, source))
     assert baseline.fit is not None
     doubt, cluster = _doubt(baseline.fit, diagnosis), baseline.fit.cluster
     changes = [Change(pacing=policy) for policy in dict.fromkeys([*policies, *(HOLDS if cluster.can_defer else ())])]
@@ -106,7 +106,7 @@ def try_policies(
     try:
         baseline.check(changes)
     except InputError as error:
-        return baseline, Pacing(why_not=str(error), doubt=doubt)
+        return baseline, Pacing(why_not=_reason(error, source), doubt=doubt)
     try:
         runs = simulate(baseline, clusters, [Change(), *changes], seeds_DS, ITERATIONS, on_done)
     except ModuleNotFoundError as error:  # the released policy's file needs a library that it does not
@@ -118,6 +118,11 @@ def try_policies(
         cv, cv_passive, delay = (float(np.mean(x)) for x in (paced.cv, passive.cv, paced.delay_share))
         rows.append(Paced(change.pacing, one_more(gain_D), cv, cv_passive, delay, str(paced.outside or "")))
     return baseline, Pacing(tuple(rows), doubt=doubt, clusters=len(clusters))
+
+
+def _reason(error: InputError, source: str) -> str:
+    """Without the source, which the page names, and without another one that would be allowed in its place."""
+    return str(error).removeprefix(f"{source}: ").partition("; allowed: a ")[0]
 
 
 def _doubt(fit: JobFit, diagnosis: Diagnosis) -> str:

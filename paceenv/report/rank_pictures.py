@@ -35,6 +35,7 @@ _NAMES: Final = {
     PACE_OP: "delay",
     "restart": "restart",
     "checkpoint": "checkpoint",
+    **dict.fromkeys(("optimizer", "optimizer-clip-main-grad"), "optimizer"),
 }
 MAX_LINES: Final = 16
 """Ranks of a timeline."""

@@ -34,7 +34,7 @@ PHASE_COLOURS = {
     "collective": "#1f7a8c",
     "send, receive": "#7fb8a4",
     "other work": "#b9a9d6",
-    "post-collective work": "#8172b3",
+    "optimizer": "#8172b3",
     "barrier wait": "#e3c26f",
     "restart": "#222222",
     "checkpoint": "#777777",

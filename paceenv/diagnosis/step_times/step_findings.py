@@ -180,8 +180,8 @@ def _long_steps(x: Array, step_v: Integers, outlier_v: Flags, log: StepLog) -> F
 
 def _part(name: str, part: Array, x: Array) -> Finding | None:
     """A part of a step that makes its variation, or one that a step should not wait for."""
+    share, mean_s = float(np.nanmean(part) / np.mean(x)), float(np.mean(x))
     part = np.where(np.isfinite(part), part, np.nanmedian(part))
-    share, mean_s = float(np.mean(part) / np.mean(x)), float(np.mean(x))
     is_transfer = not _WAITING.isdisjoint(name.split())
     waited = is_transfer or any(word in name for word in _WAITED_FOR)
     explains = _explained(x, np.median(x - part) + part, 4.0 * _VARIES)

@@ -17,7 +17,7 @@ from paceenv.sim.engine.simulator import JobBatch
 _OF_OP = {
     "pace": "delay",
     "compute": "compute",
-    "optimizer": "post-collective work",
+    "optimizer": "optimizer",
     "barrier": "barrier wait",
     "restart": "restart",
     "checkpoint": "checkpoint",
