@@ -108,9 +108,9 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path) -> None:
     left = json_of("diagnose", run)
     assert left["runs"] == found["runs"]
     assert left["next"] == []
-    assert any("no" in note for note in left["notes"])
+    assert any("left no trace that can be read" in note for note in left["notes"])
     for status in run.rglob("*.json"):
         status.unlink()
     (run / "note.txt").write_text("x")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"note\.txt: unknown format"):
         application.run(["diagnose", str(run)])
