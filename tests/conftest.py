@@ -1,10 +1,10 @@
-"""Shared by the tests: a simulator straight from engine parameters, a browser; tests marked ``gpu`` need a device."""
+"""Shared by the tests: a simulator straight from engine parameters; tests marked ``gpu`` need a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,6 @@ from paceenv.core.limits import OPEN
 from paceenv.sim.cluster.derive import ideal_step_s
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
-
-if TYPE_CHECKING:
-    from browser import Browser
 
 EVERY_NOISE: dict[str, Any] = {"jitter_cv": 0.02, "common_cv": 0.01, "imbalance_cv": 0.05, "skewness": 1.0}
 EVERY_NOISE |= {"persistent_cv": 0.02, "slow_ranks": 1, "slow_factor": 1.2, "fail_slow_share": 0.1}
@@ -98,15 +95,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if any(r.when == "call" for r in reports):
         terminalreporter.section("page for docs/evidence/gpu.md")
         terminalreporter.write_line(gpu_page(sorted(reports, key=lambda r: r.location), device_facts()))
-
-
-@pytest.fixture(scope="module")  # while its driver runs, no test can run an event loop of its own
-def browser() -> Iterator[Browser]:
-    """A browser to look at pages with."""
-    from browser import chromium  # here: a machine that runs only the tests on a GPU need not have Playwright
-
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
+from traced_jobs import JEAN_ZAY_DIR, json_of, needs_jean_zay
 
 from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.cli import application
@@ -27,19 +25,16 @@ HEADER = """\
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
 """
 SIZES = 4.0 ** np.arange(5, 17)
-
-CHUNKED = """\
-# Collective test starting: all_reduce_perf
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-"""
-"""A program's first line names it; the rows of a pipeline in whole chunks are added by the test."""
+CHUNKED = "# Collective test starting: all_reduce_perf\n" + HEADER.splitlines(keepends=True)[-2]
 
 
-def printed(law: Law, op: Op = "all_reduce", n: int = 8, noise: float = 0.0, program: str = "") -> str:
-    """nccl-tests output of links that obey ``law``, with relative noise, in microseconds to two places."""
+def printed(law: Law, op: Op = "all_reduce", n: int = 8, noise: float = 0.0, program: str = "", nodes: int = 0) -> str:
+    """nccl-tests output of links that obey ``law``, with relative noise, in microseconds to two places; the header's
+    ranks are spread evenly over so many hosts, or on one without a name."""
     rng = np.random.default_rng(1)
-    ranks = "\n".join(f"#  Rank {i:2d} Group  0 Pid 4{i} on node device {i:2d} [0x{i:02x}] A GPU" for i in range(n))
-    text = (f"# Collective test starting: {program}\n" if program else "") + HEADER.format(n=n, ranks=ranks)
+    hosts = [f"gpu-{i * nodes // n:03d}.cluster" if nodes else "node" for i in range(n)]
+    about = [f"#  Rank {i:2d} Group  0 Pid 4{i} on {hosts[i]} device {i:2d} [0x{i:02x}] A GPU" for i in range(n)]
+    text = (f"# Collective test starting: {program}\n" if program else "") + HEADER.format(n=n, ranks="\n".join(about))
     for size in SIZES:
         time_us = law.time_s(volume(op, "ring", n, float(size))) * 1e6 * (1 + noise * rng.normal(size=2))
         bus = (2 if op == "all_reduce" else 1) * (n - 1) / n
@@ -147,39 +142,23 @@ def test_few_sizes_give_a_bandwidth_only(tmp_path: Path) -> None:
     assert "latency cannot be identified" in fit.text
 
 
-def on_hosts(text: str, nodes: int) -> str:
-    """The header's ranks spread evenly over hosts, in its order."""
-    lines, ranks = text.splitlines(), text.count("#  Rank")
-    for i, line in enumerate(lines):
-        if line.startswith("#  Rank"):
-            rank = int(line.split()[2])
-            lines[i] = line.replace("on node device", f"on gpu-{rank * nodes // ranks:03d}.cluster device")
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize(("nodes", "n"), [(1, 8), (16, 16), (16, 128)])
-def test_the_header_says_where_the_links_are_and_the_config_simulates_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, n: int
-) -> None:
+def test_the_header_says_where_the_links_are_and_the_config_simulates_them(tmp_path: Path, nodes: int, n: int) -> None:
     """The simulated all-reduce of the largest payload takes as long as the table says."""
-    path, out = written(tmp_path, on_hosts(printed(LAW, n=n), nodes)), tmp_path / "links.yaml"
+    path, out = written(tmp_path, printed(LAW, n=n, nodes=nodes)), tmp_path / "links.yaml"
     table = read_table(path)
     assert (table.nodes, table.members) == (nodes, n)
-    assert application.run(["calibrate", str(path), "-o", str(out), "--json", "-"]) == 0
-    config = json.loads(capsys.readouterr().out)["cluster"]
+    config = json_of("calibrate", path, "-o", out)["cluster"]
     rate = config["calibration"]["fitted"]["fabric.intra_node_gbps" if nodes == 1 else "fabric.nic_gbps"]
     assert rate["value"] == pytest.approx(8.0 * 25.0, rel=0.01)
     inside_gbps = config["fabric"].get("intra_node_gbps", 1e6)
     assert (inside_gbps < 1e6) == (nodes == 1), "across nodes the links inside do not limit"
-    assert application.run(["simulate", str(out), "-i", "3", "--seeds", "1", "--json", "-"]) == 0
-    simulated = json.loads(capsys.readouterr().out)
+    simulated = json_of("simulate", out, "-i", "3", "--seeds", "1")
     assert (simulated["nodes"], simulated["ranks"]) == (nodes, n)
     assert simulated["stand_ins"]["job.compute_s"] == 1.0
-    step_s = simulated["step_time_s"]["mean"]
-    assert step_s - 1.0 == pytest.approx(table.time_s[-1], rel=0.02)
-    based = tmp_path / "based.yaml"
-    assert application.run(["calibrate", str(path), "-o", str(based), "--base", "h100-ndr", "--json", "-"]) == 0
-    assert yaml.safe_load(based.read_text())["job"]["nodes"] == 16, "the base's own job"
+    assert simulated["step_time_s"]["mean"] - 1.0 == pytest.approx(table.time_s[-1], rel=0.02)
+    based = json_of("calibrate", path, "-o", tmp_path / "based.yaml", "--base", "h100-ndr")
+    assert based["cluster"]["job"]["nodes"] == 16, "the base's own job"
 
 
 def test_rows_that_failed_their_check_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,10 +186,10 @@ def test_a_poor_law_and_unknown_hosts_are_said(tmp_path: Path, capsys: pytest.Ca
         application.run(["calibrate", str(written(tmp_path, text)), "-o", str(tmp_path / "links.yaml")])
         return capsys.readouterr().err
 
-    poor = said(on_hosts(printed(LAW, noise=0.4), 1))
+    poor = said(printed(LAW, noise=0.4, nodes=1))
     assert "the law misses the table by 20" in poor
     assert "most at" in poor
-    assert "most at" not in said(on_hosts(printed(LAW), 1))
+    assert "most at" not in said(printed(LAW, nodes=1))
     older = printed(LAW).replace("root     time", "time").replace(" -1 ", " ").replace("#wrong", " error")
     older = "\n".join(line.replace("      0", "  4e-07") for line in older.splitlines() if "Rank" not in line)
     assert "lists no hosts; 8 ranks are taken to be inside one node" in said(older)

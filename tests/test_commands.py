@@ -1,32 +1,35 @@
-"""The command line as a user meets it: results as JSON, one clear line for bad input, nothing half-written."""
+"""The command line as a user meets it: results as JSON, one clear line for bad input and whatever lies at a path,
+nothing half-written."""
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from traced_jobs import job_of, json_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
+from paceenv.core.trace import write_trace
 from paceenv.policies.names import released
 from paceenv.trainers.evaluation import evaluate_command
 from paceenv.trainers.evaluation.suites import load_suite
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert application.run(list(arguments)) == 0
-    return capsys.readouterr().out
+from paceenv.ui import output
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(capsys, "--help")
+    assert application.run(["--help"]) == 0
+    text = capsys.readouterr().out
     assert all(f"\n{heading}:\n" in text for heading in ("look at a job", "the simulator", "try it"))
     assert all(f"\n  {name}" in text for name in application.SUMMARIES)
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -41,9 +44,8 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: py
         application.run(["train", "demo", "--out", "unused"])
 
 
-def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    short = ["--iterations", "400", "--seeds", "2", "--json", "-"]
-    summary = json.loads(_run(capsys, "simulate", "unequal-slack", *short))
+def test_simulate_prints_what_it_promises() -> None:
+    summary = json_of("simulate", "unequal-slack", "--iterations", "400", "--seeds", "2")
     step = summary["step_time_s"]
     assert set(step) == {"mean", "sd", "cv", "p50", "p95", "p99"}
     assert summary["throughput_samples_per_s"] == pytest.approx(256 * 8 / step["mean"])
@@ -56,7 +58,6 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "said"),
     [
         (["simulat", "null-jitter"], "did you mean simulate"),
-        (["simulate", "no/such/file.yaml"], "no such file"),
         (["nosuch.log"], "nosuch.log: no such file"),
         (["simulate", "null-jitter", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
         (["simulate", "null-jitter", "--nodes", "0"], "--nodes"),
@@ -67,7 +68,6 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
         (["train", "demo", "-o", "unused", "--set", "sb3.learning_rat=1"], "did you mean learning_rate"),
         (["train", "paceenv/Pacing-v0", "-o", "unused"], "neither a file nor one of configs/train: demo"),
         (["evaluate", "learnt"], "clairvoyant, best-static, module:Class or a .safetensors file; did you mean"),
-        (["calibrate", "no-such-trace", "-o", "unused.yaml"], "no-such-trace"),
         (["evaluate", "passive", "--watch", "."], ".: is a folder; allowed: the name of a file"),
         (
             ["evaluate", "passive", "--json", __file__],
@@ -97,9 +97,9 @@ def test_bad_input_is_exit_code_2_on_the_error_stream() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--suite", "nulls", "--split", "validation", "--seeds", "4", "-i", "200", "--json", "-"]
-    rows = json.loads(_run(capsys, "evaluate", "static", "paper", *options))
+def test_evaluate_pairs_policies_on_a_suite() -> None:
+    options = ["--suite", "nulls", "--split", "validation", "--seeds", "4", "-i", "200"]
+    rows = json_of("evaluate", "static", "paper", *options)
     cases = [case.name for case in load_suite("nulls").only(["validation"]).cases]
     assert {row["policy"] for row in rows} == {"passive", "static", "paper"}
     assert {row["cluster"] for row in rows} == set(cases)
@@ -124,14 +124,14 @@ def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.C
     options = ["--suite", "demo", "--seeds", "2", "-i", "60", "--limit", "cap_share=0.2"]
     drawn, answer = tmp_path / "side-by-side.html", tmp_path / "scores.json"
     made = ["--watch", str(drawn), "--json", str(answer)]
-    printed = " ".join(_run(capsys, "evaluate", *map(str, paths), *options, *made).split())
+    assert application.run(["evaluate", *map(str, paths), *options, *made]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
     assert {row["policy"] for row in json.loads(answer.read_text())} == {"passive", *map(str, paths)}
     same = f"{paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
     assert same in printed, "they see the same noise"
     shown, mean = drawn.read_text(), "policy: mean step"
     assert [shown.count(text) for text in ("<svg", "without pacing: mean step", mean)] == [3, 3, 6], "one a cluster"
-    rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options, "--json", "-"))
-    assert {row["policy"] for row in rows} == {"passive", "policy"}
+    assert {row["policy"] for row in json_of("evaluate", paths[0], *options)} == {"passive", "policy"}
 
 
 def test_commands_that_need_a_trace_refuse_a_log(tmp_path: Path) -> None:
@@ -140,3 +140,61 @@ def test_commands_that_need_a_trace_refuse_a_log(tmp_path: Path) -> None:
     for command in ("report", "calibrate"):
         with pytest.raises(InputError, match="step times are no trace of ranks; paceenv diagnose"):
             application.run([command, str(log), "-o", str(tmp_path / "cluster.html")])
+
+
+def test_silent_work_is_reported_on_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "FIRST_S", 0.01)
+    said = ""
+    with output.progress("work", 4.0) as done:
+        done(0.0)
+        done(1.0)
+        deadline_s = time.monotonic() + 60.0
+        while not said and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert re.fullmatch(r"work: 25 %, \d+ s so far, about \d+ s left\n", said), "the next line comes ten seconds later"
+
+
+def test_the_time_left_does_not_count_what_came_before_the_first_report() -> None:
+    marks = [(100.0, 1.0), (110.0, 2.0)]
+    assert output.progress_line("work", marks, 4.0, 0.0, 110.0) == "work: 50 %, 1 min 50 s so far, about 20 s left"
+
+
+COMMANDS = (
+    "simulate {} -i 3 --seeds 1", "calibrate {} -o {out}/c.yaml", "calibrate {trace} --base {} -o {out}/c.yaml",
+    "calibrate {trace} --probe {} -o {out}/c.yaml", "diagnose {} --no-simulate", "{}", "whatif {} --replace-rank 1",
+    "report {} -o {out}/r.html", "evaluate {}", "evaluate paper --suite {}", "train {} -o {out}/run",
+    "train --job {} -o {out}/run", "sweep {} -o {out}/sweep", "live status {}", "live set {} --mode observe",
+    "testbed {} -o {out}/testbed",
+)  # fmt: skip
+"""Command lines; ``{}`` is what is tried."""
+BAD = ("empty folder", "folder of others", "deep folder", "s.yaml", "binary.yaml", "empty.yaml", "no.yaml", "no*.yaml")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with whatever is bad, and a trace."""
+    root = tmp_path_factory.mktemp("places")
+    for name in ("empty folder", "folder of others", "deep folder/within"):
+        (root / name).mkdir(parents=True)
+    (root / "folder of others" / "note.md").write_text("# no recording\n")
+    (root / "folder of others" / "x.bin").write_bytes(bytes(range(256)))
+    (root / "binary.yaml").write_bytes(bytes(range(256)) * 16)
+    (root / "empty.yaml").write_bytes(b"")
+    with socket.socket(socket.AF_UNIX) as unreadable:  # opening it fails, for root as well
+        unreadable.bind(str(root / "s.yaml"))
+    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), root / "run.parquet")
+    return root
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_path_gives_a_traceback(command: str, bad: str, places: Path, tmp_path: Path) -> None:
+    """One line that names the path, and exit code 2, which is what InputError becomes."""
+    given = {"{}": places / bad, "{trace}": places / "run.parquet"}
+    words = [str(given.get(word, word)).replace("{out}", str(tmp_path)) for word in command.split()]
+    with pytest.raises(InputError, match=re.escape(bad)):
+        application.run(words)
+    assert list(tmp_path.rglob("*.*")) == [], "nothing is left half-written"

@@ -36,9 +36,6 @@ def written(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-# Finding
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -49,9 +46,6 @@ def written(folder: Path, text: str | bytes) -> Path:
 )
 def test_missing_configs(name: str, expected: str) -> None:
     assert problem(name) == expected.format(names=", ".join(config_files.names("clusters")))
-
-
-# Reading
 
 
 @pytest.mark.parametrize(
@@ -70,9 +64,6 @@ def test_missing_configs(name: str, expected: str) -> None:
 def test_files_that_are_no_mapping(tmp_path: Path, text: str | bytes, expected: str) -> None:
     path = written(tmp_path, text)
     assert problem(path).startswith(f"{path}: {expected}")
-
-
-# Checking
 
 
 @pytest.mark.parametrize(
@@ -117,9 +108,6 @@ def test_the_file_is_named_where_the_mistake_is_in_it(tmp_path: Path) -> None:
     assert problem(path) == f"{path}: fabric.nic_gbps = -80; allowed: greater than 0, at most 1e+15"
 
 
-# --set
-
-
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
@@ -151,9 +139,6 @@ def test_set_value_refuses(assignment: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         config_files.set_value({"a": 1, "l": [0, 1]}, assignment)
     assert str(caught.value).startswith(expected)
-
-
-# Writing
 
 
 def test_yaml_round_trip_keeps_a_cluster(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from importer_samples import dump_of
 from live_samples import record, snapshot
 from test_bandwidth import LAW, printed
-from traced_jobs import job_of
+from traced_jobs import job_of, json_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -48,13 +48,6 @@ def live(folder: Path) -> None:
         write_status(folder / "mine", snapshot(rank, world_size=2))
 
 
-def diagnosed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert application.run(["diagnose", *words, "--json", "-"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 @pytest.mark.parametrize(
     ("make", "said", "steps"),
     [
@@ -67,12 +60,7 @@ def diagnosed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_folder_is_recognised_and_the_next_steps_work(
-    make: Any,
-    said: str,
-    steps: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Any, said: str, steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     folder = tmp_path / "left behind"
     folder.mkdir()
@@ -87,9 +75,9 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
         assert application.run(words[1:]) == 0, words
 
 
-def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path) -> None:
     trace(tmp_path)
-    assert diagnosed(capsys, str(tmp_path), "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
+    assert json_of("diagnose", tmp_path, "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
 
 
 def test_of_a_job_that_hung_the_next_step_is_that_of_the_hang(
@@ -102,28 +90,27 @@ def test_of_a_job_that_hung_the_next_step_is_that_of_the_hang(
     assert [one[:12] for one in following] == ["on the hosts"]
 
 
-def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path) -> None:
     """Its ranks' segments are one trace, which what-if and a report read as well; without them the page is left."""
     live(tmp_path)
     run = tmp_path / "mine"
-    found = diagnosed(capsys, str(run), "--no-simulate")
+    found = json_of("diagnose", run, "--no-simulate")
     assert found["runs"][str(run)].startswith("paceenv live: job")
     [lead] = [line for line in found["runs"][str(run)].splitlines() if "insufficient evidence: ranks" in line]
     assert found["verdict"].startswith(" ".join(lead.split())), "the verdict leads with what the page says"
     assert found["step_time_s"] > 0.0
-    assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of("whatif", run, "--replace-rank", "1")
     assert answer["changed"][0]["change"]["label"] == "rank 1 replaced"
     assert any("no rank of the fitted cluster is persistently slow" in line for line in answer["assumes"])
     assert application.run(["train", "--job", str(run), "-o", str(tmp_path / "trained"), "--seconds", "10"]) == 0
     for segment in run.rglob("*.pace"):
         segment.unlink()
-    left = diagnosed(capsys, str(run))
+    left = json_of("diagnose", run)
     assert left["runs"] == found["runs"]
     assert left["next"] == []
-    assert any("no" in note for note in left["notes"])
+    assert any("left no trace that can be read" in note for note in left["notes"])
     for status in run.rglob("*.json"):
         status.unlink()
     (run / "note.txt").write_text("x")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"note\.txt: unknown format"):
         application.run(["diagnose", str(run)])

@@ -66,9 +66,6 @@ def test_a_policy_in_python_gains_where_it_can(run: Run) -> None:
     assert "when-contended" in printed
 
 
-# Notebook
-
-
 @pytest.mark.slow
 def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))

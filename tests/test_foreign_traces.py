@@ -1,18 +1,23 @@
-"""Traces that others recorded, with what ours never have: odd operations, clocks, hosts and durations."""
+"""Traces that others recorded, with what ours never have: odd operations, clocks, hosts, durations and shapes."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
-from traced_jobs import changed, job_of, phases_of
+from traced_jobs import changed, job_of, json_of, phases_of, trace_of
 
-from paceenv.calibration.fit_trace import fit_trace
-from paceenv.cli import application
+from paceenv.calibration.fit_trace import fit_stamps, fit_trace
+from paceenv.calibration.heldout import check_fit
+from paceenv.calibration.job_stamps import read_job
+from paceenv.calibration.noise_fit import fit_noise, stage_times
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
@@ -31,21 +36,17 @@ def compute_TR(steps: int = STEPS, ranks: int = RANKS, cv: float = 0.05) -> NDAr
 
 
 def phased(*transfers: tuple[str, float, Any], hosts: str = "", slow: float = 1.0) -> Trace:
-    """Ranks compute, and then reduce, for each of ``transfers``: its operation, bytes, and seconds.
+    """Ranks compute, rank 2 longer by ``slow``, and then reduce, for each transfer: its operation, bytes, and seconds.
 
-    Args:
-        transfers: one after the other, of all ranks.
-        hosts: a letter for the host of each rank.
-        slow: by how much rank 2 computes longer.
+    ``hosts`` has a letter for the host of each rank.
     """
     noise_TKR = 0.02 * np.random.default_rng(RNG_SEED).standard_normal((STEPS, len(transfers), RANKS))
     work_TKR = 0.05 * (1.0 + noise_TKR) * np.where(np.arange(RANKS) == 2, slow, 1.0)
     trace = phases_of(*((work_TKR[:, k], op, 0, lasts) for k, (op, _, lasts) in enumerate(transfers)))
-    columns = {name: trace.column(name) for name in trace.table.column_names}
-    size_K, seq = np.array([int(size) for _, size, _ in transfers]), columns["seq"]
-    columns["bytes"] = np.where(seq % 2, size_K[seq // 2], 0)
+    size_K, seq = np.array([int(size) for _, size, _ in transfers]), trace.column("seq")
     described = tuple({"rank": r} | ({"host": hosts[r]} if hosts else {}) for r in range(RANKS))
-    return Trace.from_columns(columns, TraceMetadata({"name": "foreign"}, described, "test"))
+    table = changed(trace, bytes=np.where(seq % 2, size_K[seq // 2], 0)).table
+    return Trace(table, TraceMetadata({"name": "foreign"}, described, "test"))
 
 
 @pytest.mark.parametrize(
@@ -63,22 +64,17 @@ def test_an_operation_of_an_unknown_name_is_no_collective() -> None:
     trace = phased(("all_reduce", 1e8, 0.01), ("dataloader", 0, 0.02))
     group = np.where(trace.isin("op", "dataloader"), -1, trace.column("group"))
     found = fit_trace(changed(trace, group=group), program=False)
-    assert "all_reduce" in next(p.evidence for p in found.parameters if p.key == "job.barrier")
-    assert "dataloader" not in next(p.evidence for p in found.parameters if p.key == "job.barrier")
+    (evidence,) = (p.evidence for p in found.parameters if p.key == "job.barrier")
+    assert "all_reduce" in evidence
+    assert "dataloader" not in evidence
     assert found.cluster.job.gradient_bytes == 1e8
 
 
-def with_clock(trace: Trace, rank: int, ahead_s: float) -> Trace:
-    off_s = np.where(trace.column("rank") == rank, ahead_s, 0.0)
-    return changed(trace, **{name: trace.column(name) + off_s for name in ("start_s", "end_s")})
-
-
-def test_clocks_that_differ_are_set_right_before_anything_is_fitted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = job_of(compute_TR(), 0.02)
+def test_clocks_that_differ_are_set_right_before_anything_is_fitted(tmp_path: Path) -> None:
+    plain, path = job_of(compute_TR(), 0.02), tmp_path / "t.parquet"
     for off_s, said in ((-0.02, "20 ms behind"), (0.02, "20 ms ahead")):
-        ahead = with_clock(plain, 2, off_s)
+        by_s = np.where(plain.column("rank") == 2, off_s, 0.0)
+        ahead = changed(plain, **{name: plain.column(name) + by_s for name in ("start_s", "end_s")})
         right, note = trace_on_one_clock(ahead)
         assert f"rank 2, at most {said}" in note
         np.testing.assert_allclose(right.column("end_s"), plain.column("end_s"), atol=1e-9)
@@ -86,15 +82,13 @@ def test_clocks_that_differ_are_set_right_before_anything_is_fitted(
     baseline = of_trace(ahead, "ahead", None, None)
     assert note in baseline.notes
     assert not baseline.slow
-    write_trace(ahead, tmp_path / "t.parquet")
-    application.run(["calibrate", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "c.yaml"), "--json", "-"])
-    written = json.loads(capsys.readouterr().out)
-    assert note in written["notes"]
-    assert written["cluster"]["noise"].get("slow_ranks", 0) == 0
-    application.run(["diagnose", str(tmp_path / "t.parquet"), "--no-simulate", "--json", "-"])
-    written = json.loads(capsys.readouterr().out)
-    assert note in written["notes"]
-    assert written["bare_step_s"] > 0.0
+    write_trace(ahead, path)
+    fitted = json_of("calibrate", path, "-o", tmp_path / "c.yaml")
+    assert note in fitted["notes"]
+    assert fitted["cluster"]["noise"].get("slow_ranks", 0) == 0
+    diagnosed = json_of("diagnose", path, "--no-simulate")
+    assert note in diagnosed["notes"]
+    assert diagnosed["bare_step_s"] > 0.0
 
 
 @pytest.mark.parametrize("slow", [1.2, 1.5])
@@ -110,10 +104,7 @@ def test_a_rank_that_comes_late_to_a_bucket_that_is_through_has_no_other_clock(s
             rows.append((r, t, 1, "all_reduce", 0, there_s, there_s + 1e-5, 10**6))
             rows.append((r, t, 2, "all_reduce", 0, there_s + 1e-5, end_s, 10**6))
         now_s = end_s
-    names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
-    columns = {key: list(values) for key, values in zip(names, zip(*rows, strict=True), strict=True)}
-    trace = Trace.from_columns({"job": "waits", **columns}, TraceMetadata({"name": "waits"}, (), "test"))
-    assert trace_on_one_clock(trace)[1] == ""
+    assert trace_on_one_clock(trace_of(rows))[1] == ""
 
 
 def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
@@ -156,3 +147,37 @@ def test_throughput_of_a_trace_counts_batches_of_ranks() -> None:
     step_s = answer.today.job.step.value
     assert answer.unit == "batches of a rank"
     assert answer.today.job.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)
+
+
+@st.composite
+def odd_traces(draw: st.DrawFn) -> Trace:
+    """Ranks compute and then meet in a payload, group by group; with several groups a barrier follows."""
+    groups = draw(st.sampled_from([1, 1, 2]))
+    T, R = draw(st.sampled_from([1, 3, 8, 17, 18, 30])), groups * draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    scale_s, spread = draw(st.sampled_from([0.0, 1e-9, 0.1, 1e6])), draw(st.sampled_from([0.0, 1e-12, 0.05, 2.0]))
+    payload_s = draw(st.sampled_from([0.0, 1e-7, 0.02, 30.0]))
+    compute_s_TR = scale_s * np.exp(spread * rng.standard_normal((T, R)))
+    if draw(st.booleans()):
+        compute_s_TR[:, 0] *= draw(st.sampled_from([0.0, 3.0]))
+    payload_T1 = payload_s * (1.0 + draw(st.sampled_from([0.0, 0.3])) * rng.random((T, 1)))
+    op, group_R = draw(st.sampled_from(["all_reduce", "gather", "all_to_all"])), np.arange(R) * groups // R
+    barrier = [(None, "barrier", -1, 1e-3)] if groups > 1 else []
+    return phases_of((compute_s_TR, op, group_R, payload_T1), *barrier)
+
+
+@given(odd_traces())
+@settings(derandomize=True)
+def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
+    """Any other error than a refusal, and any warning, fails."""
+    with contextlib.suppress(InputError):
+        fit = fit_trace(trace, program=False)
+        assert np.isfinite([fit.simulated.mean_s, fit.simulated.cv]).all()
+    with contextlib.suppress(InputError):
+        (mean, *_), _ = fit_noise(stage_times(trace)[0])
+        assert np.isfinite([mean.value, mean.se]).all()
+
+
+def test_stamps_that_never_vary_agree_with_themselves() -> None:
+    stamps = read_job(read_rows(phases_of((np.full((60, 4), 0.1), "all_reduce", 0, 0.02))))
+    assert check_fit(stamps, lambda part: fit_stamps(part).cluster)["good"]

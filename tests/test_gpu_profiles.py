@@ -1,8 +1,13 @@
-"""Profiles of GPU jobs with known truth: what they lack, clocks, kinds of steps, steps that are cut, and late hosts."""
+"""Profiles of GPU jobs: made ones with known truth (what they lack, clocks, kinds of steps, steps that are cut, late
+hosts), of a real job on eight H100, and of two ranks on an H200, one late by a known time."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +15,13 @@ import numpy as np
 import pytest
 from gpu_profiles import Job, Kernel, Meeting, profiles
 from importer_samples import written
-from traced_jobs import answer_of
+from traced_jobs import H100_DIR, H200_DIR, needs_h100, needs_h200
 
+from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.diagnosis.answer import Answer, find_answer
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
+from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.merge_ranks import Merged, merge_ranks
 from paceenv.importers.profiler.kineto import import_kineto
 
@@ -23,11 +31,8 @@ def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Me
     return merge_ranks([import_kineto(path) for path in files], "job")
 
 
-def late_us(merged: Merged) -> np.ndarray[Any, Any]:
-    """How long the others waited for each rank, us, ``(steps, ranks)``."""
-    found = answer_of(merged).diagnosis
-    assert found is not None
-    return found.arrivals.late_RT.T * 1e6
+def answer_of(merged: Merged) -> Answer:
+    return find_answer(Inputs(merged.trace, activity=merged.activity))
 
 
 def slow_rank_1(rank: int, step: int, place: int, us: float) -> float:
@@ -62,8 +67,9 @@ def test_collectives_of_which_little_is_said(tmp_path: Path, changed: dict[str, 
     trace = merged.trace
     assert set(trace.column("op").tolist()) == {"compute", op}
     assert set(trace.column("group").tolist()) == {-1, 0}
-    for late_R in late_us(merged):
-        assert late_R[1] == pytest.approx(2000.0, abs=100.0)
+    found = answer_of(merged).diagnosis
+    assert found is not None
+    np.testing.assert_allclose(1e6 * found.arrivals.late_RT[1], 2000.0, atol=100.0)
 
 
 def test_sends_and_receives_without_metadata_are_no_collective(tmp_path: Path) -> None:
@@ -145,22 +151,6 @@ def test_hidden_and_exposed(tmp_path: Path) -> None:
         assert one.exposed_s == pytest.approx(1e-3 + alone.end_s - alone.start_s, abs=1e-5)
 
 
-def late_host(where: str, extra_us: float) -> Job:
-    program: list[Kernel | Meeting] = [
-        Kernel(50.0, 30.0, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
-        Kernel(50.0, 10.0, "aten::to", "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
-        *[Kernel(5.0, 40.0, "Optimizer.step#Adam.step") for _ in range(20)],
-        Kernel(90.0),
-        Meeting(took_us=100.0),
-    ]
-
-    def host_us(rank: int, step: int, place: int, us: float) -> float:
-        op = program[place]
-        return us + extra_us * (rank == 2 and isinstance(op, Kernel) and where in op.range)
-
-    return Job(steps=range(10, 20), program=lambda _: program, host_us=host_us)
-
-
 @pytest.mark.parametrize(
     ("where", "extra_us", "total_us", "named"),
     [("DataLoader", 1500.0, 1500.0, "workers of its data loader"), ("Optimizer", 60.0, 1200.0, "CUDA graphs")],
@@ -169,7 +159,17 @@ def test_a_late_host_is_named_with_what_it_did(
     tmp_path: Path, where: str, extra_us: float, total_us: float, named: str
 ) -> None:
     """Its peers' hosts run ahead: they arrive after 390 us of work of the device, it after 870 us of its host."""
-    merged = read(tmp_path, late_host(where, extra_us))
+    program: list[Any] = [
+        Kernel(50.0, 30.0, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
+        Kernel(50.0, 10.0, "aten::to", "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
+        *[Kernel(5.0, 40.0, "Optimizer.step#Adam.step") for _ in range(20)],
+        *(Kernel(90.0), Meeting(took_us=100.0)),
+    ]
+
+    def host_us(rank: int, step: int, place: int, us: float) -> float:
+        return us + extra_us * (rank == 2 and where in getattr(program[place], "range", ""))
+
+    merged = read(tmp_path, Job(steps=range(10, 20), program=lambda _: program, host_us=host_us))
     truth_us = total_us + 870.0 - 390.0
     (found,) = answer_of(merged).late_hosts
     assert found.rank == 2
@@ -206,3 +206,163 @@ def test_a_profile_without_steps_or_of_several_ranks_is_refused(tmp_path: Path) 
     moved = [event | {"pid": event["pid"] + 1000} for event in two["traceEvents"]]
     with pytest.raises(InputError, match=r"rank0.json: steps of 2 processes \(100, 1100\); allowed: one file per rank"):
         read(tmp_path, Job(), [one | {"traceEvents": one["traceEvents"] + moved}])
+
+
+@pytest.fixture(scope="module")
+def h100() -> Merged:
+    return merge_ranks([import_kineto(path) for path in sorted(H100_DIR.glob("rank*.json.gz"))], "h100")
+
+
+@needs_h100
+def test_clocks_agree_and_two_kinds_of_steps_take_turns(h100: Merged) -> None:
+    """All ranks have the same operations in the same order, and compute as much in every step."""
+    trace = h100.trace
+    rank, iteration, op = (trace.column(name) for name in ("rank", "iteration", "op"))
+    begins = []
+    for step, collectives in ((10, 8), (11, 20), (12, 8), (13, 20)):
+        mine = [(rank == r) & (iteration == step) for r in range(8)]
+        ops = [op[of_rank].tolist() for of_rank in mine]
+        assert all(of_rank == ops[0] for of_rank in ops)
+        assert sum(name != "compute" for name in ops[0]) == collectives
+        begins.append(np.median([trace.column("start_s")[of_rank].min() for of_rank in mine]))
+    assert set(iteration.tolist()) == {10, 11, 12, 13}
+    np.testing.assert_allclose(np.diff(begins), [0.0361, 0.0476, 0.0427], atol=2e-4)
+    assert trace.metadata.job["clock_error_s"] < 100e-6
+    assert not h100.notes
+    assert [one.compute_s for one in h100.activity] == pytest.approx([0.0294] * len(h100.activity), abs=1e-3)
+
+
+@needs_h100
+def test_who_arrives_last_and_why(h100: Merged) -> None:
+    """The GPUs of both idle until their hosts have launched the small kernels of the optimizer."""
+    late = {one.rank: one for one in answer_of(h100).late_hosts}
+    assert {rank: one.iterations for rank, one in late.items()} == {0: (10,), 1: (11, 12, 13)}
+    np.testing.assert_allclose(late[0].late_s, [0.0043], atol=1e-4)
+    np.testing.assert_allclose(late[1].late_s, [0.0093, 0.0105, 0.0076], atol=1e-4)
+    for one in late.values():
+        assert one.reason == "host"
+        assert one.extra_s["host"] > 0.9 * np.mean(one.late_s)
+        assert abs(one.extra_s["compute"]) < 0.1 * np.mean(one.late_s)
+        assert next(iter(one.ranges)) == "Optimizer.step#NorMuon.step"
+    assert "waiting for its host" in late[1].text
+
+
+@needs_h100
+def test_a_page_says_once_how_late_a_rank_is(tmp_path: Path) -> None:
+    """The same rank had 9.28, 9.13 and 8.36 ms on one page, each by another definition."""
+    out = tmp_path / "page.html"
+    assert application.run(["report", str(H100_DIR), "-o", str(out)]) == 0
+    text = re.sub(r"<svg.*?</svg>|<details.*?</details>", "", out.read_text(), flags=re.DOTALL)
+    assert text.count("rank 1 arrives last in 3 of 4 steps, by") == 1
+    assert "Rank 1, why it arrives last: " in text
+    assert "Most is waited for rank 1." in text
+    assert "1 complete iterations of its usual kind" in text
+
+
+Events = list[dict[str, Any]]
+TRUTH = {"ddp-slow": (1, 0.020), "fsdp-loader": (0, 0.030)}
+
+
+def files_of(job: str) -> list[Path]:
+    return sorted(H200_DIR.glob(f"{job}-rank[01].json.gz"))
+
+
+def check(found: Answer, job: str, steps: list[int]) -> None:
+    """The late rank, by how much, in which steps, and that its host is the reason."""
+    rank, late_s = TRUTH[job]
+    assert found.matrix is not None
+    assert found.diagnosis is not None
+    assert found.matrix.iteration_T.tolist() == steps
+    (late,) = found.diagnosis.arrivals.late
+    assert (late.rank, late.iterations) == (rank, tuple(steps))
+    assert np.median(late.late_s) == pytest.approx(late_s, rel=0.2)
+    assert [one.rank for one in found.late_hosts] == [rank]
+
+
+@needs_h200
+@pytest.mark.parametrize("job", TRUTH)
+def test_the_device_is_up_to_a_step_behind_its_host(job: str) -> None:
+    found = find_answer(read_inputs(files_of(job)))
+    check(found, job, list(range(16, 22)))
+    early = "operations launched before the profile began are left out, with their step"
+    assert sum(early in note for note in found.notes) == 1, "said in one line for both ranks"
+    assert found.late_hosts[0].reason == "host"
+    assert found.late_hosts[0].extra_s["host"] == pytest.approx(TRUTH[job][1], rel=0.05)
+
+
+def launches(events: Events) -> dict[int, float]:
+    """When each correlation was launched, us."""
+    calls = [event for event in events if event["cat"].endswith(("_runtime", "_driver"))]
+    return {event["args"]["correlation"]: event["ts"] for event in calls if event["args"].get("correlation", 0) > 0}
+
+
+def marks(events: Events) -> dict[int, tuple[float, float]]:
+    found = [event for event in events if event["name"][:13] == "ProfilerStep#" and event["cat"] == "user_annotation"]
+    return {int(event["name"][13:]): (event["ts"], event["ts"] + event["dur"]) for event in found}
+
+
+def window(events: Events, first: int, last: int) -> Events:
+    """What a profile of these steps has: also operations that were launched before them, and end in them."""
+    begin, end = marks(events)[first][0], marks(events)[last][1]
+    launched = launches(events)
+    at = [launched.get(e["args"].get("correlation"), -1.0) if on_device(e) else e["ts"] for e in events]
+    ends = [event["ts"] + event["dur"] for event in events]
+    return [
+        event
+        for event, at_us, end_us in zip(events, at, ends, strict=True)
+        if begin <= at_us <= end or (on_device(event) and at_us < begin < end_us)
+    ]
+
+
+def on_device(event: dict[str, Any]) -> bool:
+    return event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def as_graphs(events: Events) -> Events:
+    """One launch a step, and no word on the collectives."""
+    launched, steps, first, kept = launches(events), marks(events), dict[int, int](), []
+    step_of = {
+        number: next((k for k, (begin, end) in steps.items() if begin <= at_us <= end), -1)
+        for number, at_us in launched.items()
+    }
+    for number in sorted(launched, key=launched.__getitem__):
+        first.setdefault(step_of[number], number)
+    for event in events:
+        number = event.get("args", {}).get("correlation")
+        if event["name"].startswith(("nccl:", "c10d::", "record_param_comms")) or (
+            number in launched and not on_device(event) and first[step_of[number]] != number
+        ):
+            continue
+        kept.append(event | {"args": {"correlation": first.get(step_of.get(number, -1), number)}})
+    return kept
+
+
+def without_launches(events: Events, step: int) -> Events:
+    begin, end = marks(events)[step]
+    lost = {number for number, at_us in launches(events).items() if begin <= at_us <= end}
+    return [e for e in events if on_device(e) or e.get("args", {}).get("correlation") not in lost]
+
+
+@needs_h200
+@pytest.mark.parametrize(
+    ("job", "parts", "changed", "steps"),
+    [
+        ("ddp-slow", [(17, 17)], list, [17]),
+        ("ddp-slow", [(16, 21)], lambda events: without_launches(events, 18), [16, 17, 18, 19, 20, 21]),
+        ("ddp-slow", [(16, 17), (20, 21)], as_graphs, [16, 17, 20, 21]),
+        ("fsdp-loader", [(17, 18)], as_graphs, [17, 18]),
+    ],
+)
+def test_profiles_with_less_in_them(
+    tmp_path: Path, job: str, parts: list[tuple[int, int]], changed: Callable[[Events], Events], steps: list[int]
+) -> None:
+    """Fewer steps, two windows, launches that were lost, one launch a step of kernels of which nothing is said."""
+    for rank, path in enumerate(files_of(job)):
+        events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e["ph"] == "X"]
+        for first, last in parts:
+            about = {"rank": rank, "world_size": 2}
+            profile = {"distributedInfo": about, "traceEvents": changed(window(events, first, last))}
+            (tmp_path / f"rank{rank}_{last}.json").write_text(json.dumps(profile))
+    found = find_answer(read_inputs([tmp_path]))
+    check(found, job, steps)
+    assert any("of 2 windows, which are read as one" in note for note in found.notes) == (len(parts) > 1)

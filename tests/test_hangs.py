@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from hung_jobs import Job, Op, data_parallel, parallel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from traced_jobs import HANGS_DIR, needs_hangs
+from traced_jobs import HANGS_DIR, json_of, needs_hangs
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -132,20 +131,6 @@ def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> Non
     assert "which one cannot be determined" in found.verdict
 
 
-def _batch(dump: dict[str, Any], ops: list[tuple[str, str]], *, closed: str | None) -> None:
-    """Append coalesced operations: parts whose state is never updated, and the entry that knows it."""
-    model, collective = dump["entries"][-1], dump["entries"][-1]["collective_seq_id"] + 1
-    for name, state in [*((name, "scheduled") for name, _ in ops), *([("coalesced", closed)] if closed else [])]:
-        dump["entries"].append(
-            model
-            | {
-                "record_id": dump["entries"][-1]["record_id"] + 1, "collective_seq_id": collective,
-                "profiling_name": f"nccl:{name}", "state": state, "is_p2p": "send" in name or "recv" in name,
-                "process_group": ("7", "PIPE"), "pg_id": 7,
-            }
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("left_out", [False, True])
 def test_parts_of_a_coalesced_operation_have_its_state(tmp_path: Path, left_out: bool) -> None:
     """Batched sends and receives stay "scheduled" for ever; one whose last entry is missing completed before."""
@@ -153,10 +138,14 @@ def test_parts_of_a_coalesced_operation_have_its_state(tmp_path: Path, left_out:
     for rank in range(2):
         dump = job.dump(rank, status=False)
         dump["pg_config"]["7"] = {"name": "7", "desc": "PIPE", "ranks": "[0, 1]"}
-        parts = [(f"send {rank}->{1 - rank}", ""), (f"recv {rank}<-{1 - rank}", "")]
-        _batch(dump, parts, closed=None if left_out else "completed")
+        first, last = dump["entries"][0], dump["entries"][-1]
+        parts = [(f"send {rank}->{1 - rank}", "scheduled"), (f"recv {rank}<-{1 - rank}", "scheduled")]
+        for k, (name, state) in enumerate([*parts, *([] if left_out else [("coalesced", "completed")])], start=1):
+            about = {"profiling_name": f"nccl:{name}", "state": state, "is_p2p": name != "coalesced"}
+            about |= {"process_group": ("7", "PIPE"), "pg_id": 7, "collective_seq_id": last["collective_seq_id"] + 1}
+            dump["entries"].append(last | about | {"record_id": last["record_id"] + k})
         if left_out:
-            dump["entries"].append(dump["entries"][0] | {"record_id": 99, "collective_seq_id": 7})
+            dump["entries"].append(first | {"record_id": 99, "collective_seq_id": 7})
         (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
     (found,) = find_hangs(read_inputs([tmp_path]).dumps)
     assert not found.hangs
@@ -204,10 +193,8 @@ def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixt
         path = tmp_path / "monday" / "node0" / f"nccl_trace_rank_{rank}"
         path.rename(tmp_path / "monday" / "node1" / path.name)
     (tmp_path / "notes.txt").write_text("what happened")
-    assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
-    out, err = capsys.readouterr()
-    assert [hang["stopped"] for hang in json.loads(out)["hang"]] == [[0], [3]]
-    assert "notes.txt: unknown format; skipped" in err.replace("\n", "")
+    assert [hang["stopped"] for hang in json_of("diagnose", tmp_path)["hang"]] == [[0], [3]]
+    assert "notes.txt: unknown format; skipped" in capsys.readouterr().err.replace("\n", "")
     assert application.run(["diagnose", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "Rank 0 stopped" in out
@@ -215,10 +202,9 @@ def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @needs_hangs
-def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_incidents() -> None:
     """Injected faults: the log beside the dumps names the ranks."""
-    assert application.run(["diagnose", str(HANGS_DIR), "--json", "-"]) == 0
-    answers = {Path(hang["folder"]).name: hang for hang in json.loads(capsys.readouterr().out)["hang"]}
+    answers = {Path(hang["folder"]).name: hang for hang in json_of("diagnose", HANGS_DIR)["hang"]}
     for log in HANGS_DIR.glob("*/fault_injection.log"):
         faulty = {int(rank) for rank in re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)}
         answer = answers[log.parent.name]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import changed, paced
+from traced_jobs import changed, paced, trace_of
 
 from benchmarks._common import recorded
 from benchmarks.evidence.recovery import UNKNOWN, truth, with_bytes
@@ -60,9 +60,6 @@ def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
     for key in keys:
         p, true = found[key], truth(cluster, key)
         assert p.is_identified, p.evidence
-        assert p.lo is not None
-        assert p.hi is not None
-        assert true is not None
         more = 0.5 * (p.hi - p.lo) + ROUNDING * abs(true)
         if not p.lo - more <= true <= p.hi + more:
             wrong.append(f"{key}: {true} not in [{p.lo}, {p.hi}]")
@@ -170,17 +167,13 @@ def test_every_step_collapsing_needs_a_known_link() -> None:
 def test_a_tenant_of_another_period() -> None:
     settings = ["tenants.0.period_ratio=1.1", "tenants.0.comm_share=0.3"]
     cluster = load_cluster("sockets-two-jobs").changed(settings)
-    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=_without_tenants(cluster), program=False)
+    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=cluster.changed(["tenants=[]"]), program=False)
     assert not missed(fit, cluster, ["tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps"])
     assert_good(fit)
 
 
-def _without_tenants(cluster: Cluster) -> Cluster:
-    return cluster.changed(["tenants=[]"])
-
-
 def test_no_tenant_is_no_tenant() -> None:
-    cluster = _without_tenants(load_cluster("sockets-two-jobs"))
+    cluster = load_cluster("sockets-two-jobs").changed(["tenants=[]"])
     fit = fit_trace(noisy(simulated(cluster), 2e-3), program=False)
     assert fit.cluster.tenants == []
     assert not by_key(fit)["tenants"].is_identified
@@ -212,7 +205,7 @@ def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter()
 
 def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     """Two buckets in each of two strided groups, tensor-parallel traffic before, a barrier after, one odd iteration."""
-    stamps = read_job(read_rows(_live_trace(iterations=40, odd=20)))
+    stamps = read_job(read_rows(_live_trace()))
     assert stamps.members == ((0, 2), (1, 3))
     assert (stamps.collective, stamps.barrier, stamps.payload_bytes) == ("all_reduce", True, 2000)
     assert 20 not in stamps.iteration_T
@@ -226,7 +219,7 @@ def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
 
 def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     """Nobody takes part in it, so that no link could take that time, and a step that left it out would be too short."""
-    trace = _live_trace(iterations=40, odd=20)
+    trace = _live_trace()
     rank, group = trace.column("rank"), trace.column("group")
     alone = changed(trace, group=np.where(group > 2, 10 + rank, group))
     stamps = read_job(read_rows(alone))
@@ -235,35 +228,27 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
 
 
-def _live_trace(iterations: int, odd: int) -> Trace:
-    """Rows as the recorder writes them: compute is what lies between."""
-    rows: dict[str, list[Any]] = {
-        name: [] for name in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
-    }
-    begin_s = 0.0
-    for t in range(iterations):
+def _live_trace() -> Trace:
+    """Rows as the recorder writes them: compute is what lies between; iteration 20 of 40 lacks a collective."""
+    rows, begin_s = list[tuple[Any, ...]](), 0.0
+    for t in range(40):
         for rank in range(4):
-            pace_s = 0.01 * (rank % 2)
-            at_s, seq = begin_s, 0
+            at_s = begin_s
             for op, group, size, seconds in (
-                ("pace", -1, 0, pace_s),
+                ("pace", -1, 0, 0.01 * (rank % 2)),
                 ("compute", -1, 0, 0.01),
                 ("all_reduce", 1 + rank // 2, 500, 0.005),
                 ("compute", -1, 0, 0.015),
-                ("all_reduce", 3 + rank % 2, 1000, 0.01),
-                ("all_reduce", 3 + rank % 2, 1000, 0.01),
+                *[("all_reduce", 3 + rank % 2, 1000, 0.01)] * 2,
                 ("compute", -1, 0, 0.05 * (1 - rank % 2)),
                 ("barrier", 0, 0, 0.002 + 0.04 * (rank % 2)),
             ):
-                skipped = t == odd and op == "all_reduce" and group > 2
-                if seconds and not skipped:
-                    values = (rank, t, seq, op, group, size, at_s, at_s + seconds)
-                    for name, value in zip(rows, values, strict=True):
-                        rows[name].append(value)
-                    at_s, seq = at_s + seconds, seq + 1
-        begin_s += 0.082 if t == odd else 0.102
+                if seconds and not (t == 20 and op == "all_reduce" and group > 2):
+                    rows.append((rank, t, len(rows), op, group, at_s, at_s + seconds, size))
+                    at_s += seconds
+        begin_s += 0.082 if t == 20 else 0.102
     ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(4))
-    return Trace.from_columns({"job": "live"} | rows, TraceMetadata({}, ranks, "paceenv live"))
+    return Trace(trace_of(rows, "live").table, TraceMetadata({}, ranks, "paceenv live"))
 
 
 @pytest.mark.parametrize(("drop", "said"), [(COLLECTIVE_OPS, "no collective"), ((), "at least 16")])

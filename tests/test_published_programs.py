@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from traced_jobs import STRAGGLER_DIR
+from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import Compute
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
-
-DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
-BF16 = {"parameter_dtype": "bf16", "gradient_dtype": "bf16"}
 
 
 def described(
@@ -79,29 +75,22 @@ class Log(NamedTuple):
         return step_s(made(kernels / (self.compute_ms - rest_ms))) * 1e3 + self.after_ms
 
 
-@pytest.mark.skipif(not (DATA / "jean-zay").is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others")
+@needs_jean_zay
 def test_pipelines_of_a_university_cluster_follow_from_their_first_stage() -> None:
-    logs = sorted(map(Log.read, (DATA / "jean-zay").glob("meg_*.out")), key=lambda log: log.stages)
+    logs = sorted(map(Log.read, JEAN_ZAY_DIR.glob("meg_*.out")), key=lambda log: log.stages)
     assert [log.stages for log in logs] == [4, 8, 16]
     for log in logs:
         assert log.predicted_ms() == pytest.approx(log.step_ms, rel=0.15)
 
 
-LLAMA_8B: dict[str, Any] = {
-    "layers": 32,
-    "hidden": 4096,
-    "heads": 32,
-    "mlp_hidden": 18432,
-    "vocab": 128256,
-    "sequence": 8192,
-}
-LLAMA_8B |= {"positions": 0, "tied_embeddings": False}
+LLAMA_8B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32, "mlp_hidden": 18432, "vocab": 128256}
+LLAMA_8B |= {"sequence": 8192, "positions": 0, "tied_embeddings": False}
 
 
 def tokens_per_s(nodes: int, tflops: float) -> float:
     """Of torchtitan's 8 B model on H100, per GPU."""
     workload = {"model": LLAMA_8B, "batch": 2, "zero_stage": 3, "recompute": "selective"}
-    workload |= BF16 | {"gradient_dtype": "fp32", "activation_dtype": "bf16"}
+    workload |= {"parameter_dtype": "bf16", "gradient_dtype": "fp32", "activation_dtype": "bf16"}
     h100 = {"nic_gbps": 400, "nics_per_node": 8, "intra_node_gbps": 3600}
     return 2 * 8192 / step_s(described(nodes, 8, workload, {"achievable_tflops": tflops}, h100))
 

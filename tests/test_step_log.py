@@ -32,16 +32,6 @@ def read(tmp_path: Path, text: str | bytes, pattern: str | None = None) -> StepL
     return read_step_log(path, pattern=pattern)
 
 
-def expected(name: str, log: StepLog) -> np.ndarray:
-    """What the log's values should be, from the true step times."""
-    width = INTERVALS.get(name, 1)
-    first = (
-        0 if int(log.step_V[-1]) == len(TRUE_S) - EVERY.get(name, 1) or int(log.step_V[-1]) == len(TRUE_S) - 1 else 1
-    )
-    ends = log.step_V + 1 - first
-    return np.array([TRUE_S[e - width : e].mean() for e in ends])
-
-
 @pytest.mark.parametrize("name", [n for n in log_samples.LOGS if not n.startswith("progress")])
 def test_step_times_of_every_program(name: str, tmp_path: Path) -> None:
     log = read(tmp_path, log_samples.LOGS[name](TRUE_S))
@@ -51,7 +41,9 @@ def test_step_times_of_every_program(name: str, tmp_path: Path) -> None:
     assert set(np.diff(log.step_V)) == {every}
     assert set(log.steps_V) == {width}
     assert set(log.run_V) == {0}
-    np.testing.assert_allclose(log.step_s_V, expected(name, log), atol=CLOCK_ERROR_S.get(name, 6e-4))
+    first = 0 if int(log.step_V[-1]) in (len(TRUE_S) - EVERY.get(name, 1), len(TRUE_S) - 1) else 1  # number of a step
+    means = [TRUE_S[end - width : end].mean() for end in log.step_V + 1 - first]
+    np.testing.assert_allclose(log.step_s_V, means, atol=CLOCK_ERROR_S.get(name, 6e-4))
 
 
 @pytest.mark.parametrize("batch_s", [0.5, 0.15])

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traced_jobs import job_of
+from traced_jobs import job_of, trace_of
 
-from paceenv.cli import application
+from benchmarks._common import recorded
 from paceenv.core.intervals import Interval
 from paceenv.core.plain import plain
-from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import CAUSES, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
@@ -108,23 +108,19 @@ def test_a_headline_never_contradicts_what_it_was_made_from(
     check(found, pacing, conclude(found, pacing))
 
 
-def paced_job(gain: float, seed: int, steps: int = 400, every: int = 40) -> Trace:
+def paced_job(gain: float, seed: int) -> Trace:
     """Half a second of transfer; rank 0 delays itself by 0.1 s in every second stretch, of which ``gain`` is known."""
-    rng = np.random.default_rng(seed)
-    is_paced_T = np.arange(steps) // every % 2 == 1
-    step_T = np.where(is_paced_T, 1.5 / (1.0 + gain), 1.5) * np.exp(0.05 * rng.standard_normal(steps))
-    plain = job_of(np.ones((steps, 2)), (step_T - 1.0)[:, None])
-    keys = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
-    columns = {key: plain.column(key) for key in keys}
-    at = np.flatnonzero((columns["op"] == "compute") & (columns["rank"] == 0) & is_paced_T[columns["iteration"]])
-    pace = {key: column[at] for key, column in columns.items()}
-    pace |= {"op": np.full(len(at), "pace"), "end_s": pace["start_s"] + 0.1}
-    columns["start_s"] = columns["start_s"].copy()
-    columns["start_s"][at] += 0.1
-    columns["seq"] = 2 * columns["seq"] + 1
-    pace["seq"] = np.zeros(len(at), np.int64)
-    both = {key: np.concatenate([columns[key].astype(pace[key].dtype), pace[key]]) for key in keys}
-    return Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test"))
+    is_paced_T, rows, at_s = np.arange(400) // 40 % 2 == 1, list[tuple[Any, ...]](), 0.0
+    step_T = np.where(is_paced_T, 1.5 / (1.0 + gain), 1.5)
+    step_T *= np.exp(0.05 * np.random.default_rng(seed).standard_normal(400))
+    for t, step_s in enumerate(step_T.tolist()):
+        rows += [(0, t, 0, "pace", -1, at_s, at_s + 0.1)] if is_paced_T[t] else []
+        for r in range(2):
+            begin_s = at_s + 0.1 * bool(r == 0 and is_paced_T[t])
+            rows.append((r, t, 1, "compute", -1, begin_s, at_s + 1.0))
+            rows.append((r, t, 2, "all_reduce", 0, at_s + 1.0, at_s + step_s))
+        at_s += step_s
+    return trace_of(rows)
 
 
 @pytest.mark.parametrize("gain", [-0.1, 0.0, 0.2])
@@ -154,10 +150,8 @@ def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
 def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     """The smallest cluster of a suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
     cluster = min((case.load() for case in load_suite("nulls").cases), key=lambda one: (one.ranks, one.name))
-    config, path = tmp_path / "cluster.yaml", tmp_path / "run.parquet"
-    config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
-    run = ["simulate", str(config), "-i", "60", "--seeds", "1", "--trace", str(path)]
-    application.run([*run, "--json", str(tmp_path / "run.json")])
+    path = tmp_path / "run.parquet"
+    write_trace(recorded(cluster, 0, 60), path)
     found = examine([path])
     assert found.answer.diagnosis is not None
     assert found.verdict is not None

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from traced_jobs import job_of
+from traced_jobs import job_of, json_of, mean_step_s
 
 from benchmarks._common import recorded
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
-from paceenv.policies.rollout import run
-from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import start
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations
 from paceenv.whatif.predictions import of_runs
@@ -27,14 +23,6 @@ from paceenv.whatif.simulated import drawn, predict
 QUICK: dict[str, Any] = {"seeds": 4, "iterations": 200}
 
 
-def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> float:
-    """What a rollout of its own says."""
-    chosen = QUICK | {"first": 0} | quick
-    simulator = start(cluster, chosen["first"] + np.arange(chosen["seeds"]))
-    return float(run(select_policy(policy, cluster), simulator, chosen["iterations"]).step_ET.mean())
-
-
-# --- changed clusters ----------------------------------------------------------------------------------------------
 def test_combinations_are_rows() -> None:
     rows = combinations("8,16", "1", "0,3+4", ["passive", "static:slack=0.1/0.2"], [])
     assert len(rows) == 2 * 1 * 2 * 2
@@ -83,7 +71,6 @@ def test_energy_where_the_cluster_has_power() -> None:
     assert not any("energy" in line for line in baseline.cannot_tell)
 
 
-# --- from a trace --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def one_group() -> tuple[Cluster, Baseline]:
     """A job whose nodes share nothing, and what its trace tells."""
@@ -101,7 +88,7 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     changes = [Change(nodes=32), Change(nodes=7, replaced=(slow,)), Change(replaced=(like,)), Change(replaced=(slow,))]
     answer = predict(baseline, changes, seeds=32, iterations=200)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
-        true_s = mean_step_s(truth.changed(changed), seeds=16, first=900, iterations=400)
+        true_s = mean_step_s(truth.changed(changed), seeds=16, first=900, steps=400)
         assert row.job.step.value == pytest.approx(true_s, rel=0.02)
         assert row.job.step.low < true_s < row.job.step.high
     without, healthy, replaced = answer.changed[1:]
@@ -185,7 +172,6 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     assert not of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None).left_open
 
 
-# --- intervals -----------------------------------------------------------------------------------------------------
 def test_intervals_hold_what_they_promise() -> None:
     rng = np.random.default_rng(1)
     inside = np.zeros(200)
@@ -197,11 +183,9 @@ def test_intervals_hold_what_they_promise() -> None:
     assert 0.9 < inside.mean() < 0.985
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--nodes", "4,16", "-p", "passive", "-p", "static", "-i", "100"]
-    assert application.run(["whatif", "unequal-slack", *options, "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of("whatif", "unequal-slack", *options)
     assert set(found) == {
         "source", "method", "unit", "today", "changed", "assumes", "cannot_tell", "left_open", "measured_step_s",
         "measured_cv",
@@ -212,8 +196,7 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "trace.parquet"
     compute_s_TR = np.random.default_rng(0).normal(1.0, 0.01, (60, 4)) * [1.0, 1.0, 1.0, 2.0]
     write_trace(job_of(compute_s_TR), path)
-    assert application.run(["whatif", str(path), "--replace-rank", "0,3", "-i", "100", "--json", "-"]) == 0
-    like, slow = json.loads(capsys.readouterr().out)["changed"]
+    like, slow = json_of("whatif", path, "--replace-rank", "0,3", "-i", "100")["changed"]
     assert like["against_today"]["step"]["value"] == pytest.approx(0.0, abs=0.01)
     assert slow["job"]["step"]["value"] == pytest.approx(1.5, rel=0.03)
     assert application.run(["whatif", str(path), "--replace-rank", "0,3", "-i", "100"]) == 0
@@ -221,6 +204,7 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     assert "rank 3 replaced" in printed.out
     assert "assumed: " in printed.err
     assert application.run(["whatif", "null-jitter", "-p", "passive", "-p", "static", "-i", "60"]) == 0
+    assert "static" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -29,23 +29,14 @@ class Op:
 
 @dataclass
 class Job:
-    """Groups and a program for each rank, and what goes wrong.
+    """Groups and a program for each rank, and what goes wrong."""
 
-    Attributes:
-        groups: ranks and description by name.
-        programs: operations of each rank.
-        ahead: operations that a host is ahead of its device at most.
-        host_stops: index of the operation that a rank's host never enqueues.
-        device_stops: index of the operation that a rank's device never begins.
-        lag: ends before that point that such a rank's record misses.
-    """
-
-    groups: dict[str, tuple[str, tuple[int, ...]]]
+    groups: dict[str, tuple[str, tuple[int, ...]]]  # description and ranks by name
     programs: dict[int, list[Op]]
-    ahead: int = 12
-    host_stops: dict[int, int] = field(default_factory=dict)
-    device_stops: dict[int, int] = field(default_factory=dict)
-    lag: int = 0
+    ahead: int = 12  # operations that a host is ahead of its device at most
+    host_stops: dict[int, int] = field(default_factory=dict)  # the operation that a rank's host never enqueues
+    device_stops: dict[int, int] = field(default_factory=dict)  # the operation that a rank's device never begins
+    lag: int = 0  # ends before that point that such a rank's record misses
     enqueued: dict[int, int] = field(default_factory=dict)
     done: dict[int, set[int]] = field(default_factory=dict)
     started: dict[int, set[int]] = field(default_factory=dict)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceenv.cli import application
 from paceenv.core import timing
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
-from paceenv.diagnosis.answer import Answer, find_answer
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix
-from paceenv.importers.inputs import Inputs, read_inputs
-from paceenv.importers.merge_ranks import Merged
+from paceenv.importers.inputs import read_inputs
+from paceenv.policies.rollout import run
+from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
@@ -82,9 +87,14 @@ def phases_of(*phases: tuple[Any, str, Any, Any]) -> Trace:
                 rows += [(r, t, 2 * k, "compute", -1, now_R[r], there_R[r])] if work_TR is not None else []
                 rows.append((r, t, 2 * k + 1, op, int(group_R[r]), there_R[r], end_R[r]))
             now_R = end_R
-    keys = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s")
-    columns = {key: list(values) for key, values in zip(keys, zip(*rows, strict=True), strict=True)}
-    return Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test"))
+    return trace_of(rows)
+
+
+def trace_of(rows: Iterable[tuple[Any, ...]], job: str = "plain") -> Trace:
+    """Rows of a rank, iteration, number, operation, group, start and end, and bytes where there are any."""
+    keys = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
+    columns = {key: list(values) for key, values in zip(keys, zip(*rows, strict=True), strict=False)}
+    return Trace.from_columns({"job": job, **columns}, TraceMetadata({"name": job}, (), "test"))
 
 
 def changed(trace: Trace, **columns: Any) -> Trace:
@@ -104,32 +114,19 @@ def paced(cluster: Cluster, seed: int, delay_TR: Any) -> Trace:
         return read_trace(path)
 
 
-def answer_of(merged: Merged) -> Answer:
-    """What is said of profiles that were merged."""
-    return find_answer(Inputs(merged.trace, activity=merged.activity))
+def mean_step_s(cluster: Cluster, policy: str = "passive", first: int = 0, seeds: int = 4, steps: int = 200) -> float:
+    """What a rollout of its own says."""
+    simulator = start(cluster, first + np.arange(seeds))
+    return float(run(select_policy(policy, cluster), simulator, steps).step_ET.mean())
+
+
+def json_of(*words: Any) -> Any:
+    """What a command says with ``--json``."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert application.run([*map(str, words), "--json", "-"]) == 0
+    return json.loads(printed.getvalue())
 
 
 def matrix_in(path: Path) -> OperationMatrix:
     """The matrix of the one job in a file, on one clock."""
     return matrix_on_one_clock(read_inputs([path]).require_trace())[0]
-
-
-def awaited(trace: Trace, op: str = "all_reduce") -> Trace:
-    """A simulated trace as the live recorder writes it: transfers in the background begin where a rank waits for them.
-
-    Ranks wait at the end of their step, after all other work.
-
-    Args:
-        trace: in which rows of such transfers begin where they were handed over.
-        op: the transfers in the background.
-    """
-    columns = {name: trace.column(name).copy() for name in trace.table.column_names}
-    mine = columns["op"] == op
-    others = ~mine & (columns["op"] != "barrier")
-    ready: dict[tuple[Any, Any], float] = {}
-    for rank, iteration, end_s in zip(*(columns[n][others] for n in ("rank", "iteration", "end_s")), strict=True):
-        ready[rank, iteration] = max(ready.get((rank, iteration), 0.0), end_s)
-    waits = np.array([ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)])
-    columns["start_s"][mine], columns["end_s"][mine] = waits, np.maximum(columns["end_s"][mine], waits)
-    columns["seq"][mine] += 100
-    return changed(trace, **columns)
