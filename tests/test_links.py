@@ -12,7 +12,7 @@ from traced_jobs import job_of, paced
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.link_replay import LinkFit, fit_links, share_uplink
 from paceenv.calibration.step_stamps import read_rows
-from paceenv.core.probing import HEAD_START_SHARE, Plan, unit_of
+from paceenv.core.probing import Plan, unit_of
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
@@ -30,7 +30,7 @@ def _simulated(plan: Plan, seed: int) -> JobStamps:
     ranks, groups = CLUSTER.ranks, CLUSTER.groups
     units = [unit_of(rank, rank * groups // ranks, ranks // groups, ranks) for rank in range(ranks)]
     level_TR = np.array([[plan.level(i, *unit) for unit in units] for i in range(ITERATIONS)])
-    return read_job(read_rows(paced(CLUSTER, seed, plan.probe_s * level_TR)))
+    return read_job(read_rows(paced(CLUSTER, seed, PROBE_S * level_TR)))
 
 
 def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
@@ -45,7 +45,7 @@ def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
 @pytest.mark.slow
 def test_error_bars_hold_the_truth() -> None:
     """Of 90 %. Noise of some ten iterations leaves hardly thirty independent numbers in a trace, and less to tell."""
-    plans = [Plan(1000 + seed, PROBE_S, 20, HEAD_START_SHARE) for seed in range(40)]
+    plans = [Plan(1000 + seed, 20) for seed in range(40)]
     found = [fitted(_simulated(plan, k), 0.9, k) for k, plan in enumerate(plans)]
     assert all(fit.probed for fit in found)
     alone = [abs(fit.alone_s - ALONE_S) <= NORMAL_90 * fit.alone_se for fit in found if np.isfinite(fit.alone_se)]
