@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import typer
 
+from paceenv.core.files import atomic_write
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.environment import Noise
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.ui import output
-from paceenv.ui.config_files import write_text
 
 NOISE = Noise(
     jitter_cv=0.05,
@@ -128,7 +128,7 @@ def put(page: str, command: str, lines: Sequence[str]) -> None:
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     here = f"{len(os.sched_getaffinity(0))} cores{f' ({cpu[1]})' if cpu else ''}"
     made = f"Made on {datetime.date.today()} by `{command}`, on {here}."
-    write_text(path, "\n".join([f"{head}{begin}", "", *lines, "", made, "", f"{end}{rest.partition(end)[2]}"]))
+    atomic_write(path, "\n".join([f"{head}{begin}", "", *lines, "", made, "", f"{end}{rest.partition(end)[2]}"]))
     output.say(f"wrote {path}")
 
 

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceenv.core import probing
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
-from paceenv.live.decide.modes import Probing
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
@@ -213,9 +211,8 @@ class Output:
     def _record(self, out: Path) -> None:
         from paceenv.live.record.recorder import TraceRecorder
 
-        loop, mode = self._loop, self._loop.control.chosen
+        loop = self._loop
         job = {"name": self._options.job, "ranks": loop.world_size}
-        job |= {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {}
         rank = {"rank": loop.rank, "dp_rank": loop.rank, "stage": 0} | self._locality
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
         self._recorder = TraceRecorder(out, job, rank, flush_s=flush_s)

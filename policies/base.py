@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Policy(ABC):
     """Iterations between two of its decisions: a policy acts as it was made to only at this interval."""
     mechanisms: Sequence[str] = pacing.MECHANISMS
     """The mechanisms that it may turn on."""
+    calibrated_range: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    """For each signal the interval ``[low, high]`` met in training; others are not compared."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
         """Forget everything and prepare for ``rows`` ranks.

@@ -20,6 +20,8 @@ from paceenv.sim.engine.simulator import Simulator
 
 MAX_FORKED_RANKS = 2**20
 """Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
+HORIZON = 3
+"""Control intervals that a candidate is rolled ahead."""
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 GRID: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02), _WINDOWS),
@@ -76,21 +78,15 @@ class Clairvoyant:
     """Plans one interval at a time: takes the candidate with the highest throughput on the noise that will come.
 
     Where the job's program has transfers that can wait, settings of defer are tried too.
-
-    Args:
-        horizon: control intervals that a candidate is rolled ahead.
     """
 
     name = "clairvoyant"
-
-    def __init__(self, horizon: int = 3) -> None:
-        self._horizon = horizon
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
         program = simulator.batch.program
         can_defer = program is not None and program.can_wait_O.any()
         tried = settings_of(grid([*MECHANISMS, "defer"] if can_defer else MECHANISMS))
-        step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, self._horizon * interval_iterations)
+        step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, HORIZON * interval_iterations)
         ideal_s_E1 = simulator.batch.jobs["ideal_step_s"][:, None]
         return np.asarray(tried[(ideal_s_E1 / step_s_ECT.mean(axis=2)).argmax(axis=1)][:, None])

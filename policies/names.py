@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib.resources
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceenv.core import files, pacing
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, did_you_mean, out_of_range
 from paceenv.core.pacing import Candidate
 from paceenv.policies.base import Policy
 from paceenv.policies.rules import Adaptive, Static, paper, passive
@@ -138,8 +137,7 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     else:
         path = Path(name)
         if path.suffix != _SUFFIX and not path.exists():
-            close = difflib.get_close_matches(name.partition(":")[0], known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name.partition(":")[0], known)
             raise InputError(f"policy {text}: no such file; allowed: {', '.join(known)} or a {_SUFFIX} file{hint}")
     content = load_policy(path)
     if preference is not None:

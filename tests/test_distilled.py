@@ -154,7 +154,7 @@ def test_a_file_is_told_its_preference_where_it_is_named(tmp_path: Path, monkeyp
         assert simulated.preference == live.policy.preference == preference
         assert live.fault == ""
         assert live.sha256 is not None
-        assert live.calibrated_range == simulated.calibrated_range == {"step_cv": (-0.5, 0.5)}
+        assert live.policy.calibrated_range == simulated.calibrated_range == {"step_cv": (-0.5, 0.5)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from test_live_steps import Shaped
 
 from paceenv.core import signals
 from paceenv.core.errors import InputError
-from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
+from paceenv.core.probing import unit_of
 from paceenv.live.decide.control import Control, Tally
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.decide.modes import Probing
@@ -114,14 +114,6 @@ def test_the_environment_has_the_last_word() -> None:
 
 
 # Probes: a plan that everybody draws alike
-
-
-def test_draws_are_those_of_the_traces_that_exist() -> None:
-    """Who reads a trace draws again: another hash would make noise of all traces that were taken before."""
-    plan = Plan(7, 0.01, 10, head_start_share=0.0)
-    found = {unit: [plan.level(i * HOLD_ITERATIONS, unit, 4) for i in range(16)] for unit in ("group 1", "rank 1")}
-    drawn = {unit: {i: level for i, level in enumerate(levels) if level} for unit, levels in found.items()}
-    assert drawn == {"group 1": {11: 0.25}, "rank 1": {9: 0.75, 12: 0.25}}
 
 
 def test_what_moves_together_is_a_group_or_else_a_rank() -> None:

@@ -15,7 +15,7 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.policies import names, rules
 from paceenv.policies.base import Policy
-from paceenv.policies.clairvoyant import MECHANISMS, Clairvoyant, grid, settings_of
+from paceenv.policies.clairvoyant import HORIZON, MECHANISMS, Clairvoyant, grid, settings_of
 from paceenv.policies.rollout import run
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
@@ -200,8 +200,8 @@ def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> 
     tenants = [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}]
     sim = simulator(range(4), ranks=4, compute_s=0.8, uplink_work_s=0.4, jitter_cv=0.01, tenants=tenants)
     sim.run(sim.off(), 40)
-    planned = Clairvoyant(horizon=1).plan(sim, 20)
-    best_E = sim.fork(np.arange(4)).run(planned, 20).mean(axis=1)
+    planned, iterations = Clairvoyant().plan(sim, 20), HORIZON * 20
+    best_E = sim.fork(np.arange(4)).run(planned, iterations).mean(axis=1)
     for tried in settings_of(grid(MECHANISMS)):
-        step_E = sim.fork(np.arange(4)).run(np.tile(tried, (4, 1, 1, 1)), 20).mean(axis=1)
+        step_E = sim.fork(np.arange(4)).run(np.tile(tried, (4, 1, 1, 1)), iterations).mean(axis=1)
         assert (best_E <= step_E).all()

@@ -84,7 +84,7 @@ def test_without_a_range_only_what_is_not_a_number_is_outside() -> None:
 @given(st.lists(st.sampled_from([-0.9, 0.04, 0.06, 0.2, 0.34, 0.36]), min_size=1, max_size=40))
 def test_live_gives_up_in_the_interval_in_which_the_simulated_rank_becomes_passive(seen: list[float]) -> None:
     simulated, live = always_on(CALIBRATED), find_policy(always_on(CALIBRATED))
-    guarded = GuardedPolicy(live.policy, calibrated_range=live.calibrated_range)
+    guarded = GuardedPolicy(live.policy)
     simulated.reset(1)
     guarded.reset(1)
     for value in seen:

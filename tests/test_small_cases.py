@@ -268,7 +268,7 @@ TEXTS: dict[str, tuple[Any, ...]] = {
             for of in ("_microstep", "")
         ),
         ("500 ms", "'backward allreduce' takes 40% of all time", "part 'forward'"),
-        ("microstep",),
+        "microstep",
     ),
     "the head of Python's logging": (
         "".join(f"INFO:tensorflow:global step {i}: loss = 1.4 ({NOISE[i]:.3f} sec/step)\n" for i in range(65, 105)),

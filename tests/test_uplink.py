@@ -16,7 +16,7 @@ from benchmarks._common import recorded
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.link_replay import fit_links, share_uplink
 from paceenv.calibration.step_stamps import read_rows
-from paceenv.core.probing import HEAD_START_SHARE, Plan, unit_of
+from paceenv.core.probing import Plan, unit_of
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix
@@ -43,9 +43,9 @@ def test_error_bars_hold_the_truth() -> None:
     record, ranks, groups = derive(cluster, episode_keys([0])).jobs[0], cluster.ranks, cluster.groups
     units = [unit_of(rank, rank * groups // ranks, ranks // groups, ranks) for rank in range(ranks)]
     for seed in range(40):
-        plan = Plan(1000 + seed, 0.012, 20, HEAD_START_SHARE)
+        plan = Plan(1000 + seed, 20)
         level_TR = np.array([[plan.level(i, *unit) for unit in units] for i in range(300)])
-        stamps = read_job(read_rows(paced(cluster, seed, plan.probe_s * level_TR)))
+        stamps = read_job(read_rows(paced(cluster, seed, 0.012 * level_TR)))
         # payloads last 3 % longer or shorter by chance, and nine tenths of that go on in the next iteration
         noise_TG = np.random.default_rng(seed).normal(0.0, 0.03, stamps.finish_TG.shape)
         for t in range(1, len(noise_TG)):

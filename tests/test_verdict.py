@@ -17,7 +17,7 @@ from paceenv.core.intervals import Interval
 from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.answer import find_answer
-from paceenv.diagnosis.causes import CAUSES, CONTENTION, INCAST, TENANT, Cause
+from paceenv.diagnosis.causes import _WORDS, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
@@ -86,7 +86,7 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
     """Any causes, none, or a refusal."""
     if draw(st.booleans()) and draw(st.booleans()):
         return replace(PLAIN, causes=(), refused="cannot be determined: clocks disagree", bare_step_s=None)
-    chosen = draw(st.lists(st.sampled_from(CAUSES), unique=True, max_size=4))
+    chosen = draw(st.lists(st.sampled_from([*_WORDS]), unique=True, max_size=4))
     causes = [
         Cause(name, 0.25, "seen", "do this", draw(SHARE) * PLAIN.step_time_s, "pacing" * (name in MAY_HELP))
         for name in chosen

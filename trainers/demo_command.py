@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceenv.core.files import atomic_write
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
@@ -17,7 +18,7 @@ from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
-from paceenv.ui import config_files, figures, output
+from paceenv.ui import figures, output
 from paceenv.ui.run_directory import prepare_folder
 
 EXPLAINED = "unequal-slack"
@@ -55,7 +56,7 @@ def _train(config: TrainConfig, out: Path) -> Path:
         run = training_run.train(config, on_progress=done)
     path = out / "trained.safetensors"  # `learned` is the policy that ships
     digest = save_policy(path, run.result())
-    config_files.write_text(out / "learning-curve.json", json.dumps(run.curve.rows))
+    atomic_write(out / "learning-curve.json", json.dumps(run.curve.rows))
     result_plots.learning_curve(run.curve.rows, out / "learning-curve.png")
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path

@@ -254,10 +254,7 @@ class Control:
     def _make_pacer(self, shape: Shape, member: int, members: int) -> RankPacer:
         options, follows = self._options, self._in_force.follows
         return RankPacer(
-            [
-                GuardedPolicy(one.policy, calibrated_range=one.calibrated_range) if follows else passive()
-                for one in self._policies
-            ],
+            [GuardedPolicy(one.policy) if follows else passive() for one in self._policies],
             cap_s=options.cap_s,
             cap_share=options.cap_share,
             has_barrier=shape.has_barrier,

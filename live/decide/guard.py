@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,19 +113,17 @@ class OutOfRange(RuntimeError):
 class GuardedPolicy(Policy):
     """A policy that is checked at every call, and not called again after a fault.
 
-    Signals without a ``calibrated_range``, an interval ``[low, high]``, are not checked. Raises InputError for an
-    unknown one.
+    Raises InputError for a calibrated range of an unknown signal.
     """
 
     def __init__(
         self,
         policy: Policy,
         *,
-        calibrated_range: Mapping[str, tuple[float, float]] | None = None,
         limit_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watch = RangeWatch(calibrated_range or {})
+        self._watch = RangeWatch(policy.calibrated_range)
         self._policy, self._limit_s, self._clock = policy, limit_s, clock
         self.name = str(getattr(policy, "name", type(policy).__name__))
         self.interval_iterations = policy.interval_iterations

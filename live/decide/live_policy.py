@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceenv.core.errors import InputError
 from paceenv.live.log_once import described
 from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
-from paceenv.policies.learned import Learned
 from paceenv.policies.names import STATIC_DEFAULTS, find, rule, spelled
 from paceenv.policies.rules import passive
 
@@ -34,7 +32,6 @@ class NamedPolicy:
     policy: Policy
     source: str
     sha256: str | None = None
-    calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
     candidates: tuple[NamedPolicy, ...] = ()
     """What takes turns in modes canary and active."""
@@ -45,15 +42,14 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
     if given is None:
         return NamedPolicy(passive(), "none", fault="no policy was given; allowed: a policy, such as learned")
     if isinstance(given, Policy):
-        known = given.calibrated_range if isinstance(given, Learned) else {}
-        return NamedPolicy(given, type(given).__name__, calibrated_range=known)
+        return NamedPolicy(given, type(given).__name__)
     text = str(given)
     try:
         named = rule(text)
         if named is None:
             path, content = find(text)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            return NamedPolicy(content.policy, text, digest, content.calibrated_range)
+            return NamedPolicy(content.policy, text, digest)
         from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
         return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything

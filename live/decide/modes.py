@@ -89,7 +89,7 @@ class Probing(Mode):
 
     def __init__(self, options: Options, seed: int, begin: int) -> None:
         super().__init__()
-        self.plan = Plan(seed, options.probe_s, begin)
+        self.plan = Plan(seed, begin)
         self._most_s = min(options.probe_s, options.cap_s)
         self._most_share = min(options.cap_share, MOST_SHARE)
         self._unit, self._units = "", 1

@@ -9,10 +9,7 @@ same iterations on every rank, E entries (one rank in one operation of one group
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import LateRank
-from paceenv.core.wording import name_ranks
+from paceenv.core.wording import name_ranks, read_list
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -32,8 +29,6 @@ MAX_BLOCKS = 128
 """More blocks than any agent keeps; a snapshot with more is not from one."""
 MAX_OPERATIONS = 64
 """A snapshot with more collectives is not from an agent."""
-MAX_RANKS = 1_000_000
-_RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 Key = tuple[Any, ...]
 Times = NDArray[np.float64]
 
@@ -196,21 +191,12 @@ def _read_groups(snapshot: Snapshot, place: int, groups: dict[Key, Group]) -> di
     keys: dict[float | None, Key] = {}
     listed = entry(snapshot, "groups")
     for label, described in listed.items() if isinstance(listed, dict) else ():
-        members = _members(text(described, "ranks"))
-        if members is not None and str(label).isdecimal():
+        members = read_list(text(described, "ranks"))
+        if members and str(label).isdecimal():
             key = (int(label), text(described, "name"), members)
             groups.setdefault(key, Group(members)).places.append(place)
             keys[float(label)] = key
     return keys
-
-
-@functools.lru_cache(4096)
-def _members(ranks: str) -> tuple[int, ...] | None:
-    """The ranks in a list such as ``0-3,8``; None for anything else. A file may say whatever it likes."""
-    if not _RANKS.fullmatch(ranks):
-        return None
-    spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in ranks.split(","))]
-    return tuple(itertools.chain(*spans)) if 0 < sum(map(len, spans)) <= MAX_RANKS else None
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:

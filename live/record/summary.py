@@ -51,7 +51,7 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
     findings = find([own, *others])
     page = summarise([own, *others], findings)
     for target in (place / str(own["attempt"]) / SUMMARY, place / SUMMARY):
-        atomic_write(target, page.encode())
+        atomic_write(target, page)
     return page, findings
 
 

@@ -96,7 +96,7 @@ def run_scenario(
         "deadline_s": deadline_s,
         "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
     }
-    atomic_write(folder / "request.json", json.dumps(request, indent=1).encode())
+    atomic_write(folder / "request.json", json.dumps(request, indent=1))
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, rank = failed
@@ -118,7 +118,7 @@ def _prepare(
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }
-    atomic_write(place / "job.json", json.dumps(spec, indent=1).encode())
+    atomic_write(place / "job.json", json.dumps(spec, indent=1))
     command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
     if agent is not None:
         defer = ["--defer", ",".join(job.deferrable)] if job.deferrable else []

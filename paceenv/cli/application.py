@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv import __version__
-from paceenv.core.errors import InputError, needs
+from paceenv.core.errors import InputError, did_you_mean, needs
 
 GROUP = "paceenv.commands"
 USER_ERROR = 2
@@ -80,8 +79,7 @@ def run(arguments: list[str]) -> int:
     if name not in commands and (Path(name).exists() or any(sign in name for sign in "./*?[")):  # a path or pattern
         name, rest = "diagnose", arguments
     if name not in commands:
-        close = difflib.get_close_matches(name, commands, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
+        hint = did_you_mean(name, commands) or f"; there are {', '.join(sorted(commands))}"
         raise InputError(f"no command {name}{hint}")
     try:
         return _run_command(commands[name], rest)

@@ -46,7 +46,7 @@ def report(
     if examination.verdict is None:
         examination.inputs.require_trace()
         raise InputError("; ".join(examination.notes))
-    atomic_write(out, page_of(examination).encode())
+    atomic_write(out, page_of(examination))
     fit, pacing = examination.baseline and examination.baseline.fit, examination.pacing
     found = {"calibration": fit.cluster.calibration, "doubt": pacing.doubt} if fit else {"why_not": pacing.why_not}
     if output.write_json(examination.to_json() | {"fitted": found}, json_):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from typing import Any, Final
 
 MAX_MESSAGE: Final = 4000
@@ -29,6 +30,14 @@ def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
 def needs(what: str, module: str | None, extra: str) -> InputError:
     """An :class:`InputError` that says which extra of paceenv has a module that is not there."""
     return InputError(f"{what} needs {module}; install it: pip install '/path/to/checkout[{extra}]'")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean ...?`` with the nearest of the known names; "" where none is near."""
+    import difflib  # only here: importing the live agent must not load it
+
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def short_repr(value: Any) -> str:

@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_REPEATED = 10_000
 """Most parts of a YAML text that its aliases may repeat."""
 
 
-def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
+def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write ``content`` to ``path`` and create its folder. On any failure the old file stays and nothing else is left.
 
     Raises InputError where the system refuses (no permission, disk full).
     """
     with open_atomic(path) as file:
-        file.write(content)
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_file_name(path: str | os.PathLike[str]) -> None:
@@ -98,12 +98,9 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         return path
-    import difflib  # only here, as below: importing the live agent must not load it
-
     known = names(kind)
-    close = difflib.get_close_matches(str(name), known, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
+    listed = f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}"
+    raise InputError(f"{listed}{did_you_mean(str(name), known)}")
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -10,11 +10,9 @@ only.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-METADATA_KEY: Final = "probe"
-"""Where a trace's job description has :meth:`Plan.to_json`."""
 HOLD_ITERATIONS: Final = 5
 """A unit keeps its delay for so many iterations, so that effects that need more than one iteration can show."""
 REST_SHARE: Final = 1.0 / 3.0
@@ -46,9 +44,7 @@ class Plan:
     """Which units are delayed when."""
 
     seed: int
-    probe_s: float
     first_iteration: int = 0
-    head_start_share: float = HEAD_START_SHARE
 
     def rests(self, iteration: int) -> bool:
         """Whether ``iteration`` is one in which no unit is delayed."""
@@ -63,7 +59,7 @@ class Plan:
         """
         if units < MIN_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
             return False
-        return self._draw(iteration, "head start") < self.head_start_share
+        return self._draw(iteration, "head start") < HEAD_START_SHARE
 
     def level(self, iteration: int, unit: str, units: int) -> float:
         """The delay of a unit before an iteration, as a share of the probe's bound, 0 to 1."""
@@ -79,7 +75,3 @@ class Plan:
         """Uniform in [0, 1), the same for all iterations of a hold."""
         named = f"{self.seed} {iteration // HOLD_ITERATIONS} {what}"
         return int.from_bytes(hashlib.blake2b(named.encode(), digest_size=6).digest()) / 2.0**48
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a trace's metadata."""
-        return asdict(self)

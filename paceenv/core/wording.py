@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
-from itertools import pairwise
+from functools import lru_cache
+from itertools import chain, pairwise
 
 MAX_RUNS = 8
 """Most runs of ranks that are listed; of more, the ranks are counted."""
+MAX_NUMBERS = 1_000_000
+_LIST = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 
 
 def duration(seconds: float | None) -> str:
@@ -58,3 +62,12 @@ def format_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([n, n])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+@lru_cache(4096)
+def read_list(text: str) -> tuple[int, ...]:
+    """The numbers of a text as :func:`format_list` writes it; none where it is anything else, as a file may hold."""
+    if not _LIST.fullmatch(text):
+        return ()
+    spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in text.split(","))]
+    return tuple(chain(*spans)) if sum(map(len, spans)) <= MAX_NUMBERS else ()

@@ -20,8 +20,6 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
-LEAST_SHARE: Final = 0.02
-"""Share of a mean step; who is late by less in a step is not named."""
 ALWAYS: Final = 0.9
 """Share of the steps; one rank that is the latest in so many is late, whatever else the trace shows."""
 _BESIDE: Final = 0.05
@@ -91,7 +89,7 @@ class Arrivals:
     def culprits(self) -> str:
         """Who arrives last, in words: one rank, or another one each time."""
         if not self.late:
-            return f"nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
+            return f"nobody arrives last by as much as {watch.LEAST_SHARE:.0%} of a step"
         first, often = self.late[0], sum(len(one.iterations) for one in self.late)
         if len(self.late) > 2 and len(first.iterations) < 0.5 * often:
             lost_s = sum(sum(one.late_s) for one in self.late) / self.steps
@@ -145,7 +143,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         waiting_s=waiting_s / (ranks * steps) if ranks > 1 else None,
         transfer_s=transfer_s / (ranks * steps) if ranks > 1 else None,
         late_RT=late_RT,
-        late=_late(matrix, late_RT, waits, LEAST_SHARE * step_s),
+        late=_late(matrix, late_RT, waits, watch.LEAST_SHARE * step_s),
         waits=waits,
     )
 

@@ -431,4 +431,3 @@ _WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], Said]]] = {
     DRIFT: _drift,
     PACING: _own_pacing,
 }
-CAUSES: Final = tuple(_WORDS)

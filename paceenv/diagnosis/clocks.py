@@ -18,9 +18,8 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix, read_matrix
+from paceenv.importers.collective_names import op_name
 
-MEETS_ENDINGS: Final = ("reduce-scatter", "all-reduce", "all-gather")
-"""Names of other profilers for collectives of a common end."""
 LEAST_SHARE: Final = 0.05
 """Share of a mean step; ranks may leave a collective apart by less without having other clocks."""
 STEADY: Final = 0.2
@@ -30,7 +29,7 @@ _PASSES: Final = 32
 
 def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
     """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``."""
-    closed = [op for op in matrix.ops if op in COMMON_END or op.endswith(MEETS_ENDINGS)]
+    closed = [op for op in matrix.ops if op_name(op) in COMMON_END]
     return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.link_replay import UplinkModel, share_uplink
+from paceenv.diagnosis.operation_matrix import Array
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""
@@ -19,8 +20,6 @@ MIN_CAP: Final = 1.05
 """Smallest factor by which groups side by side take longer than alone where there is contention."""
 _MAX_STEPS: Final = 400
 _MADS: Final = 6.0
-
-Array = NDArray[np.float64]
 
 
 class UplinkFit(NamedTuple):

@@ -5,7 +5,6 @@ Legend: E environments (rows), C clusters, T iterations, A numbers of an action.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing, signals
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, did_you_mean, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix
@@ -81,9 +80,8 @@ def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str
     known = [*inspect.signature(Rules).parameters, *others]
     for name, value in given.items():
         if name not in known[: -len(others)]:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
+            listed = f"the arguments {', '.join(known)}{did_you_mean(name, known)}"
+            raise out_of_range(f"argument {name}", value, listed, WHERE)
     return Rules(cluster, **given)
 
 

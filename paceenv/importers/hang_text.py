@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceenv.core.wording import name_ranks
+from paceenv.core.wording import name_ranks, read_list
 from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group
 from paceenv.importers.log_text.log_lines import read_lines
 from paceenv.importers.nccl_info import MARK
@@ -240,7 +240,7 @@ def _ras(lines: Iterable[str]) -> tuple[str, ...]:
             else:
                 missing.add(int(rank[1]))
         elif (ranks := _MISSING_RANKS.search(text)) is not None:
-            missing |= set(_expand(ranks[1]))
+            missing |= set(read_list(ranks[1].replace(" ", "").rstrip(",-")))
     missing = {rank for rank in missing if rank < MAX_RANKS}
     if missing or places:
         many = max(len(missing), len(places)) > 1
@@ -263,10 +263,3 @@ def _behind(op: str, counts: list[tuple[int, int, list[str]]]) -> str:
     who = name_ranks(late) if late else f"{sum(count for _, count, _ in behind)} ranks"
     others = f"{name_ranks(early) if early else 'the others'} {'is' if len(early) == 1 else 'are'}"
     return f"{who} launched no {op} after {min(at for at, _, _ in behind)}, {others} in {last}"
-
-
-def _expand(text: str) -> Iterable[int]:
-    for part in text.replace(" ", "").split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal():
-            yield from range(int(first), min(int(last) if last.isdecimal() else int(first), int(first) + MAX_RANKS) + 1)

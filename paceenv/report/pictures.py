@@ -12,15 +12,12 @@ import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from numpy.typing import NDArray
 
 from paceenv.core.wording import duration
+from paceenv.diagnosis.operation_matrix import Array, Integers
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
 from paceenv.ui import figures
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""

@@ -6,7 +6,6 @@ Everything a user can get wrong here becomes one line with value, allowed range 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import os
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from paceenv.core.errors import InputError, short_repr
+from paceenv.core.errors import InputError, did_you_mean, short_repr
 from paceenv.core.files import YAML_SUFFIXES, atomic_write
 from paceenv.core.files import find as find
 from paceenv.core.files import names as names
@@ -78,9 +77,8 @@ def _issue(model: type[BaseModel], issue: Any) -> str:
     place = ".".join(str(part) for part in issue["loc"] if not _is_type_tag(part))
     if issue["type"] == "extra_forbidden":
         known = _keys(model, issue["loc"][:-1])
-        close = difflib.get_close_matches(str(issue["loc"][-1]), known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-        return f"unknown key {place} = {short_repr(issue['input'])}; {hint}"
+        hint = did_you_mean(str(issue["loc"][-1]), known) or f"; known keys: {', '.join(known)}"
+        return f"unknown key {place} = {short_repr(issue['input'])}{hint}"
     if issue["type"] == "missing":
         return f"{place} is missing"
     message = str(issue["msg"]).removeprefix("Value error, ")
@@ -139,10 +137,5 @@ def _position(node: list[Any], part: str, where: str) -> int:
     return int(part)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file completely or not at all."""
-    atomic_write(path, text.encode())
-
-
 def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
+    atomic_write(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))

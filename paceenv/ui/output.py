@@ -33,7 +33,7 @@ def write_json(data: Any, where: str | None) -> bool:
         if where == "-":
             sys.stdout.write(text)
         else:
-            atomic_write(where, text.encode())
+            atomic_write(where, text)
     return where != "-"
 
 

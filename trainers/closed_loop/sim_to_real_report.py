@@ -10,12 +10,13 @@ import numpy as np
 
 import paceenv
 from paceenv.calibration.parameters import Parameter
+from paceenv.core.files import atomic_write
 from paceenv.core.intervals import Interval
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.report.section import Section
 from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, shown
 from paceenv.trainers.evaluation.score_table import label
-from paceenv.ui import config_files, figures, output
+from paceenv.ui import figures, output
 
 SCHEMA = "paceenv.loop/3"
 CONSTANTS = ("constant", "default")
@@ -81,7 +82,7 @@ def write(report: Found, out: Path) -> None:
     """Write the report and its picture."""
     _picture(report, out / "effects.png")
     output.write_json(report, str(out / "report.json"))
-    config_files.write_text(out / "report.md", markdown(report))
+    atomic_write(out / "report.md", markdown(report))
 
 
 def _picture(report: Found, path: Path) -> None:

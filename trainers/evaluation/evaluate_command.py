@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceenv.core.files import check_file_name
+from paceenv.core.files import atomic_write, check_file_name
 from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import NAMES, POLICY_HELP, select_policy
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Split, load_suite
-from paceenv.ui import config_files, output
+from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 
 
@@ -76,5 +76,5 @@ def evaluate(
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 
         with output.progress("draw", len(chosen.cases)) as done:
-            config_files.write_text(watch, side_by_side_page(result, done))
+            atomic_write(watch, side_by_side_page(result, done))
         output.say(f"wrote {watch}")

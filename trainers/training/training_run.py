@@ -222,7 +222,7 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
         file = run.result()
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
-    config_files.write_text(folder / "curve.json", json.dumps(run.curve.rows))
+    atomic_write(folder / "curve.json", json.dumps(run.curve.rows))
     result_plots.learning_curve(run.curve.rows, folder / "learning-curve.png")
     return {
         "policy": str(folder / POLICY),

@@ -27,8 +27,6 @@ LARGE: Final = 0.02
 GROWTH: Final = 0.15
 STEADY: Final = 0.6
 """Share of the variation that a line explains where steps grow steadily; a random walk has less."""
-SLOWER: Final = 1.05
-"""Times as long as the others that a slow rank takes at least."""
 MOST_STEPS: Final = 0.8
 """Share of the steps in which it is the slower one."""
 LONG_PART: Final = 0.1
