@@ -19,7 +19,7 @@ POWER: dict[str, Any] = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}
 
 
 def slack(environments: int, window: float = 0.5) -> Any:
-    return pacing.one_mechanism("slack", 0.01, window)[None, None].repeat(environments, axis=0)
+    return pacing.settings({"slack": (0.01, window)})[None, None].repeat(environments, axis=0)
 
 
 # Energy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from laid_out import laid_out
 
 from paceenv.core import pacing, switchback, timing
 
@@ -12,7 +13,7 @@ def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02
     """What one rank holds in each iteration of a job whose steps last so long with and without holding."""
     rank, tick = timing.new_state()
     settings, comm, wait = (
-        pacing.one_mechanism("defer", threshold, 0.1),
+        pacing.settings({"defer": (threshold, 0.1)}),
         np.zeros(1, np.float32),
         np.zeros(1, np.float32),
     )
@@ -22,7 +23,7 @@ def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02
         found.append(hold_s)
         timing.observe_step(tick, held_s if hold_s > 0.0 else free_s)
         timing.observe_ranks(rank, tick, comm, wait, True)
-        timing.decide(rank, tick, *pacing.laid_out(settings, 1), 10.0)
+        timing.decide(rank, tick, *laid_out(settings, 1), 10.0)
     return found
 
 
@@ -55,11 +56,11 @@ def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
     """Steps of before, in which nothing was held, are no hold that helped, however lucky they were."""
     rank, tick = timing.new_state()
     comm, wait, rng = np.zeros(1, np.float32), np.zeros(1, np.float32), np.random.default_rng(1)
-    for setting in [pacing.off()] * 300 + [pacing.one_mechanism("defer", 0.02, 0.1)] * 40:
+    for setting in [pacing.off()] * 300 + [pacing.settings({"defer": (0.02, 0.1)})] * 40:
         held = rank[timing.DEFER_S, 0] > 0.0
         timing.observe_step(tick, (0.8 if held else 1.0) * (1.0 + 0.01 * rng.normal()))
         timing.observe_ranks(rank, tick, comm, wait, True)
-        timing.decide(rank, tick, *pacing.laid_out(setting, 1), 10.0)
+        timing.decide(rank, tick, *laid_out(setting, 1), 10.0)
     assert rank[timing.DEFER_S, 0] > 0.0
     assert switchback.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
 
@@ -69,25 +70,25 @@ def test_threshold_zero_holds_always_and_window_zero_never() -> None:
     rank, tick = timing.new_state()
     rank[timing.DEFER_S] = 1.0
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 1), 10.0)
+    timing.decide(rank, tick, *laid_out(pacing.off(), 1), 10.0)
     assert not rank[timing.DEFER_S].any()
 
 
 def test_the_hold_is_the_window_within_the_cap_and_no_delay_of_the_rank() -> None:
     rank, tick = timing.new_state()
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("defer", 0.0, 0.25), 1), 10.0)
+    timing.decide(rank, tick, *laid_out(pacing.settings({"defer": (0.0, 0.25)}), 1), 10.0)
     assert rank[timing.DEFER_S, 0] == pytest.approx(0.25)
     assert rank[timing.DELAY_S, 0] == 0.0
-    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("defer", 0.0, 0.25), 1), 0.1)
+    timing.decide(rank, tick, *laid_out(pacing.settings({"defer": (0.0, 0.25)}), 1), 0.1)
     assert 0.0999 < rank[timing.DEFER_S, 0] <= 0.1
 
 
 def test_a_setting_that_is_off_for_all_ends_the_holds_of_all() -> None:
     rank, tick = timing.new_state(3)
-    each = np.stack([pacing.off(), *[pacing.one_mechanism("defer", 0.0, 0.25)] * 2])
+    each = np.stack([pacing.off(), *[pacing.settings({"defer": (0.0, 0.25)})] * 2])
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, *pacing.laid_out(each, 3), 10.0)
+    timing.decide(rank, tick, *laid_out(each, 3), 10.0)
     assert rank[timing.DEFER_S] == pytest.approx([0.0, 0.25, 0.25])
-    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 3), 10.0)
+    timing.decide(rank, tick, *laid_out(pacing.off(), 3), 10.0)
     assert not rank[timing.DEFER_S].any()

@@ -49,7 +49,7 @@ def simulator(one: Cluster, seeds: int = 1) -> Simulator:
 def record(one: Cluster, iterations: int = 1, hold: tuple[float, float] | None = None) -> Recording:
     """Stamps of a run, with rule ``defer`` at (threshold, window) where it is given."""
     job = simulator(one)
-    settings = job.off() if hold is None else pacing.one_mechanism("defer", *hold)[None, None]
+    settings = job.off() if hold is None else pacing.settings({"defer": hold})[None, None]
     return job.record(settings, iterations)
 
 

@@ -204,7 +204,7 @@ def test_unequal_slack_in_closed_form(simulator: Make, post_work_s: float) -> No
     groups, alone_s = 4, 0.1
     job: dict[str, Any] = {"ranks": 8, "groups": groups, "uplink_work_s": alone_s, "has_barrier": True}
     exposed = {"post_work_groups": 1, "post_work_s": post_work_s}
-    slack = pacing.one_mechanism("slack", 0.0, 0.6)
+    slack = pacing.settings({"slack": (0.0, 0.6)})
     passive, paced = mean_steps(lambda: simulator(range(3), **job, **exposed), slack)
     best_s = max(1.0 + alone_s + post_work_s, 1.0 + groups * alone_s)
     np.testing.assert_allclose(passive, 1.0 + groups * alone_s + post_work_s, rtol=1e-12)

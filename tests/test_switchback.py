@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from laid_out import laid_out
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, switchback, timing
@@ -15,7 +16,7 @@ from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 
-SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
+SLACK = pacing.settings({"slack": (0.0, 0.2)})
 
 
 def delays_s(
@@ -30,7 +31,7 @@ def delays_s(
         timing.observe_step(tick, step_s)
         wait_R = np.array([0.3 - found[t]], np.float32)
         timing.observe_ranks(rank, tick, np.array([0.1], np.float32), wait_R, True)
-        timing.decide(rank, tick, *pacing.laid_out(SLACK, 1), 10.0)
+        timing.decide(rank, tick, *laid_out(SLACK, 1), 10.0)
     return found
 
 
@@ -68,7 +69,7 @@ def test_ranks_with_the_same_settings_pause_together_whatever_their_slack() -> N
         for (rank, tick), wait_s in ((late, 0.0), (early, 0.3)):
             timing.observe_step(tick, step_s)
             timing.observe_ranks(rank, tick, np.array([0.1], np.float32), np.array([wait_s], np.float32), True)
-            timing.decide(rank, tick, *pacing.laid_out(SLACK, 1), 10.0)
+            timing.decide(rank, tick, *laid_out(SLACK, 1), 10.0)
         np.testing.assert_array_equal(late[1], early[1])
 
 
@@ -76,8 +77,8 @@ def test_delays_too_short_to_be_slept_are_left_out() -> None:
     rank, tick = timing.new_state()
     timing.observe_step(tick, 1.0)
     for asked, acts in ((0.5 * timing.MIN_DELAY_SHARE, False), (2.0 * timing.MIN_DELAY_SHARE, True)):
-        settings_M2 = pacing.one_mechanism("stagger", 0.0, asked)
-        timing.decide(rank, tick, *pacing.laid_out(settings_M2, 1), 10.0, 1, 2)
+        settings_M2 = pacing.settings({"stagger": (0.0, asked)})
+        timing.decide(rank, tick, *laid_out(settings_M2, 1), 10.0, 1, 2)
         assert (rank[timing.DELAY_S, 0] > 0.0) == acts
 
 
