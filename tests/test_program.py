@@ -187,8 +187,8 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
     ]
     job = simulator(cluster(step))
     with RecordingWriter(tmp_path / "trace.parquet", job, "job") as writer:
-        writer.append(job.record(job.off(), 1))
-        writer.append(job.record(job.off(), 3))
+        writer.add(job.record(job.off(), 1))
+        writer.add(job.record(job.off(), 3))
     trace = read_trace(tmp_path / "trace.parquet")
     op, rank, iteration = trace.column("op"), trace.column("rank"), trace.column("iteration")
     assert op[(rank == 0) & (iteration == 0)].tolist() == ["compute", "all_reduce", "all_to_all", "barrier"]

@@ -22,7 +22,7 @@ def traced(sim: Simulator, path: Path, iterations: int = 40, settings: Any = Non
     """Columns of the trace of a run, as arrays."""
     with RecordingWriter(path, sim, "job") as writer:
         for _ in range(2):  # two recordings, so that time goes on from one to the next
-            writer.append(sim.record(sim.off() if settings is None else settings, iterations // 2))
+            writer.add(sim.record(sim.off() if settings is None else settings, iterations // 2))
     table = read_trace(path).table
     return {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
 
