@@ -79,7 +79,7 @@ def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.parquet"
         with RecordingWriter(path, simulator, "known") as writer:
-            writer.append(simulator.record(simulator.off(), iterations))
+            writer.add(simulator.record(simulator.off(), iterations))
         return read_trace(path)
 
 

@@ -35,7 +35,7 @@ class WhenContended(Policy):
 
     def __init__(self, inflation: float = 0.15, threshold: float = 0.05, window: float = 0.15) -> None:
         self.inflation = inflation
-        self.setting = pacing.one_mechanism("phase_shift", threshold, window)
+        self.setting = pacing.settings({"phase_shift": (threshold, window)})
 
     def reset(self, rows: int) -> None:
         """Nothing to forget: it has no memory, which shows where contention comes and goes."""

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
+from paceenv.core.errors import out_of_range
+from paceenv.core.pacing import Candidate
 from paceenv.policies.ranges import Outside
 
 INTERVAL_ITERATIONS = 20
@@ -58,6 +60,25 @@ class Policy(ABC):
     def outside(self) -> Outside | None:
         """How often since the last reset ranks were passive because they were outside the range; None: never."""
         return None
+
+
+def checked(candidate: Candidate, where: str, thresholds: Sequence[float], window: float) -> NDArray[np.float64]:
+    """A candidate as settings ``(M, 2)``. Raises InputError for an unknown mechanism and for values out of range.
+
+    Args:
+        candidate: (threshold, window) by mechanism.
+        where: what the error is about.
+        thresholds: the largest allowed one of each mechanism.
+        window: the largest allowed one.
+    """
+    for mechanism, pair in candidate.items():
+        if mechanism not in pacing.MECHANISMS:
+            raise out_of_range("mechanism", mechanism, f"one of {', '.join(pacing.MECHANISMS)}", where)
+        limits = thresholds[pacing.MECHANISMS.index(mechanism)], window
+        for key, value, most in zip(("threshold", "window"), pair, limits, strict=True):
+            if not 0.0 <= value <= most:
+                raise out_of_range(f"{key} of {mechanism}", value, f"0 to {most:g}", where)
+    return pacing.settings(candidate)
 
 
 def fault_of(settings: NDArray[Any], rows: int, *, threshold: float, window: float) -> str:

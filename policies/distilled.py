@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import out_of_range
 from paceenv.core.pacing import Candidate
-from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.base import INTERVAL_ITERATIONS, checked
 from paceenv.policies.learned import Learned
 
 MAX_CANDIDATES = 256
@@ -74,7 +74,8 @@ class Distilled(Learned):
                 raise out_of_range("always", ", ".join(sorted(both)), "mechanisms that no candidate names", where)
         if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
             raise out_of_range("candidates", len(self.candidates), f"1 to {MAX_CANDIDATES} settings", where)
-        settings = [_settings({**one, **self.always}, where) for one in ({}, *self.candidates)]
+        limits, every = (pacing.MAX_THRESHOLD, pacing.MAX_WINDOW), ({}, *self.candidates)
+        settings = [checked({**one, **self.always}, where, *limits) for one in every]
         for key, value in (("margin", margin), ("hysteresis", hysteresis)):
             if not 0.0 <= value < math.inf:
                 raise out_of_range(key, value, "at least 0 (% of the step)", where)
@@ -145,18 +146,3 @@ def constant_policy(
 def plain(candidate: Candidate) -> dict[str, tuple[float, float]]:
     """A candidate of its own, with floats."""
     return {m: (float(t), float(w)) for m, (t, w) in candidate.items()}
-
-
-def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:
-    """A candidate as settings ``(M, 2)``."""
-    for mechanism, (threshold, window) in candidate.items():
-        if mechanism not in pacing.MECHANISMS:
-            raise out_of_range("candidate", mechanism, f"mechanisms of {', '.join(pacing.MECHANISMS)}", where)
-        m = pacing.MECHANISMS.index(mechanism)
-        for key, value, most in (
-            ("threshold", threshold, pacing.MAX_THRESHOLD[m]),
-            ("window", window, pacing.MAX_WINDOW),
-        ):
-            if not 0.0 <= value <= most:
-                raise out_of_range(f"{key} of {mechanism}", value, f"0 to {most:g}", where)
-    return pacing.settings(candidate)

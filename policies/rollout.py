@@ -61,12 +61,10 @@ def run(
     """
     if interval_iterations is None:
         interval_iterations = policy.interval_iterations if isinstance(policy, Policy) else INTERVAL_ITERATIONS
-    E, R = len(simulator.batch), simulator.batch.ranks
+    E = len(simulator.batch)
     step_ET, delay_E = np.empty((E, iterations)), np.zeros(E)
-    fixed = None
     if isinstance(policy, Policy):
-        policy.reset(E * R)
-        fixed = policy.constant()
+        policy.reset(E * simulator.batch.ranks)
     settings = simulator.off()
     simulator.quiet_start()
     before = simulator.outcome()
@@ -75,11 +73,8 @@ def run(
         if t:
             if isinstance(policy, Clairvoyant):
                 settings = policy.plan(simulator, interval_iterations)
-            elif fixed is not None:
-                settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))
             else:
-                view = simulator.observe(every_rank=True)
-                settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+                settings = decided(policy, simulator)
         if on_recording is None:
             step_ET[:, t : t + n] = simulator.run(settings, n)
         else:
@@ -91,3 +86,12 @@ def run(
     ideal_step_E = simulator.batch.jobs["ideal_step_s"].copy()
     outside = policy.outside() if isinstance(policy, Policy) else None
     return Rollout(step_ET, delay_E / iterations, ideal_step_E, simulator.outcome().since(before), outside)
+
+
+def decided(policy: Policy, simulator: Simulator) -> NDArray[np.float64]:
+    """What a policy asks for in the next interval, on every rank's own view: ``(E, 1 or R, M, 2)``."""
+    E, R, fixed = len(simulator.batch), simulator.batch.ranks, policy.constant()
+    if fixed is not None:
+        return np.broadcast_to(fixed, (E, 1, *fixed.shape))
+    view = simulator.observe(every_rank=True)
+    return policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
-from paceenv.core.errors import out_of_range
-from paceenv.policies.base import Policy
+from paceenv.policies.base import Policy, checked
 
 PAPER_THRESHOLD, PAPER_WINDOW = 0.02, 0.1
 """The paper's rule has a threshold and a maximum delay but publishes no values; ours: 2 % and 10 % of the step."""
@@ -24,14 +22,7 @@ class Static(Policy):
 
     def __init__(self, settings: Mapping[str, tuple[float, float]], name: str = "static") -> None:
         self.name = name
-        self._settings = pacing.off()
-        for mechanism, setting in settings.items():
-            if mechanism not in pacing.MECHANISMS:
-                raise out_of_range("mechanism", mechanism, f"one of {', '.join(pacing.MECHANISMS)}", f"policy {name}")
-            for option, value in zip(("threshold", "window"), setting, strict=True):
-                if not (math.isfinite(value) and 0.0 <= value <= 1.0):
-                    raise out_of_range(option, value, "0 to 1", f"policy {name}")
-            self._settings[pacing.MECHANISMS.index(mechanism)] = setting
+        self._settings = checked(settings, f"policy {name}", [1.0] * len(pacing.MECHANISMS), 1.0)
         self.mechanisms = tuple(mechanism for mechanism, (_, window) in settings.items() if window > 0.0)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -38,7 +38,7 @@ def heat_gain(simulator: Make, **changes: Any) -> float:
     """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
     job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "post_work_groups": 1, "post_work_s": 1.0} | changes
     passive, paced = (simulator(range(4), **job) for _ in range(2))
-    slack = pacing.one_mechanism("slack", 0.01, 0.5)[None, None].repeat(4, axis=0)
+    slack = pacing.settings({"slack": (0.01, 0.5)})[None, None].repeat(4, axis=0)
     return float(paced.run(slack, 600).mean() / passive.run(passive.off(), 600).mean())
 
 

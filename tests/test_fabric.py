@@ -123,5 +123,5 @@ def test_a_stagger(simulator: Make, job: dict[str, Any], low: float, high: float
     """Mean step with the stagger rule over that without, on the same noise."""
     job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
     passive, paced = (simulator(range(16), **job) for _ in range(2))
-    settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
+    settings = pacing.settings({"stagger": (0.25, 0.42)})[None, None].repeat(16, axis=0)
     assert low <= paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean() < high

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_program_calibration import typed
+from traced_jobs import changed, job_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import Limits
+from paceenv.core.trace import Trace, write_trace
 from paceenv.policies.policy_file import load_policy, save_policy
 from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.trainers.training import job_training
+from paceenv.trainers.training import job_training, train_command
 from paceenv.trainers.training.job_training import train_for_job
 
 
@@ -109,3 +112,22 @@ def test_clusters_must_be_of_one_size() -> None:
         train_for_job(clusters)
     with pytest.raises(InputError, match=r"seconds = 1.0; allowed: at least 5"):
         train_for_job(clusters[:1] * 4, seconds=1.0)
+
+
+def test_a_trace_is_read_as_a_what_if_question_reads_it(tmp_path: Path) -> None:
+    """Clocks that differ are set right, and a pipeline, for which no cluster can be fitted, is refused."""
+    trace = job_of(1.0 + 0.1 * np.random.default_rng(0).random((40, 2)))
+    late = changed(
+        trace, **{end: trace.column(end) + 5.0 * (trace.column("rank") == 1) for end in ("start_s", "end_s")}
+    )
+    for name, one in (("plain", trace), ("late", late)):
+        write_trace(one, tmp_path / f"{name}.parquet")
+    plain, shifted = (train_command._cluster(str(tmp_path / f"{name}.parquet")) for name in ("plain", "late"))
+    assert (plain.name, shifted.name) == ("plain", "late")
+    means = [cluster.calibration["simulated"]["step_mean_s"] for cluster in (plain, shifted)]
+    assert means[1] == pytest.approx(means[0], rel=1e-6)
+    stages = tuple({"rank": rank, "stage": rank} for rank in range(2))
+    path = tmp_path / "stages.parquet"
+    write_trace(Trace(trace.table, replace(trace.metadata, ranks=stages)), path)
+    with pytest.raises(InputError, match="a pipeline of 2 stages"):
+        application.run(["train", "--job", str(path), "-o", str(tmp_path / "out")])

@@ -79,7 +79,7 @@ def test_impossible_limits_are_refused(wrong: dict[str, float]) -> None:
 def test_a_share_of_the_own_slack_limits_nothing_that_the_slack_rule_asks_for() -> None:
     """The guard's third limit protects from other policies; the rule keeps it by itself, so the engine has none."""
     simulator = start(load_cluster("unequal-slack"), np.arange(2))
-    settings = np.broadcast_to(pacing.one_mechanism("slack", 0.02, 0.25), (2, 1, *pacing.off().shape)).copy()
+    settings = np.broadcast_to(pacing.settings({"slack": (0.02, 0.25)}), (2, 1, *pacing.off().shape)).copy()
     simulator.run(simulator.off(), 60)
     ranks = range(0, simulator.batch.ranks, max(simulator.batch.ranks // 8, 1))
     slack_s: dict[tuple[int, int], deque[float]] = {}

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from laid_out import laid_out
 from live_jobs import run_ranks
 from torch.distributed import Work
 
 from paceenv import live
 from paceenv.core import timing
-from paceenv.core.pacing import DEFER, WINDOW, laid_out, off
+from paceenv.core.pacing import DEFER, WINDOW, off
 from paceenv.live.agent import Agent
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.identity import Identity

@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import torch
 import torch.distributed as dist
+from laid_out import laid_out
 from live_jobs import run_ranks
 
 from paceenv.core import pacing, signals, timing
@@ -90,7 +91,7 @@ def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) 
     assert settings_M2 is not None
     (rank, tick), decided_T = timing.new_state(), np.empty(len(comm_T), np.float64)
     views_TO = np.empty((len(comm_T), signals.SIGNALS), np.float32)
-    settings, off = pacing.laid_out(settings_M2, 1), pacing.laid_out(pacing.off(), 1)
+    settings, off = laid_out(settings_M2, 1), laid_out(pacing.off(), 1)
     in_machine_code(comm_T, step_T, settings, rank, tick, decided_T, views_TO, off)
     assert decided_T.max() > 0.0
     assert decided_T.tolist() == live_rank["decided"][-len(decided_T) :]

@@ -46,7 +46,7 @@ def test_settings_are_always_within_their_ranges(name: str, seed: int, rows: int
 
 @pytest.mark.parametrize("settings", [{"magic": (0.1, 0.1)}, {"slack": (0.1, 1.5)}, {"slack": (math.nan, 0.1)}])
 def test_static_refuses_bad_settings(settings: dict[str, tuple[float, float]]) -> None:
-    with pytest.raises(InputError, match=r"policy static: (mechanism|threshold|window) = .*; allowed: "):
+    with pytest.raises(InputError, match=r"policy static: (mechanism|(threshold|window) of slack) = .*; allowed: "):
         rules.Static(settings)
 
 

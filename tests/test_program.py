@@ -49,7 +49,7 @@ def simulator(one: Cluster, seeds: int = 1) -> Simulator:
 def record(one: Cluster, iterations: int = 1, hold: tuple[float, float] | None = None) -> Recording:
     """Stamps of a run, with rule ``defer`` at (threshold, window) where it is given."""
     job = simulator(one)
-    settings = job.off() if hold is None else pacing.one_mechanism("defer", *hold)[None, None]
+    settings = job.off() if hold is None else pacing.settings({"defer": hold})[None, None]
     return job.record(settings, iterations)
 
 
@@ -181,8 +181,8 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
     ]
     job = simulator(cluster(step))
     with RecordingWriter(tmp_path / "trace.parquet", job, "job") as writer:
-        writer.append(job.record(job.off(), 1))
-        writer.append(job.record(job.off(), 3))
+        writer.add(job.record(job.off(), 1))
+        writer.add(job.record(job.off(), 3))
     trace = read_trace(tmp_path / "trace.parquet")
     op, rank, iteration = trace.column("op"), trace.column("rank"), trace.column("iteration")
     assert op[(rank == 0) & (iteration == 0)].tolist() == ["compute", "all_reduce", "all_to_all", "barrier"]

@@ -195,7 +195,7 @@ def test_unequal_slack_in_closed_form(simulator: Make, post_work_s: float) -> No
     job: dict[str, Any] = {"ranks": 8, "groups": groups, "uplink_work_s": alone_s, "has_barrier": True}
     exposed = {"post_work_groups": 1, "post_work_s": post_work_s}
     means_E = []
-    for setting in (pacing.off(), pacing.one_mechanism("slack", 0.0, 0.6)):
+    for setting in (pacing.off(), pacing.settings({"slack": (0.0, 0.6)})):
         sim = simulator(range(3), **job, **exposed)
         means_E.append(sim.run(np.tile(setting, (3, 1, 1, 1)), 800)[:, 200:].mean(axis=1))
     passive, paced = means_E

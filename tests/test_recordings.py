@@ -22,7 +22,7 @@ def traced(sim: Simulator, path: Path, iterations: int = 40, settings: Any = Non
     """Columns of the trace of a run, as arrays."""
     with RecordingWriter(path, sim, "job") as writer:
         for _ in range(2):  # two recordings, so that time goes on from one to the next
-            writer.append(sim.record(sim.off() if settings is None else settings, iterations // 2))
+            writer.add(sim.record(sim.off() if settings is None else settings, iterations // 2))
     table = read_trace(path).table
     return {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
 
@@ -34,7 +34,7 @@ def of(rows: dict[str, Any], op: str) -> dict[str, Any]:
 def test_operations_of_a_rank_follow_one_another_without_gaps(simulator: Make, tmp_path: Path) -> None:
     job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "barrier_s": 0.01, "jitter_cv": 0.05}
     sim = simulator(**job, post_work_groups=1, post_work_s=0.3, checkpoint_iterations=7, checkpoint_s=0.5)
-    settings = pacing.one_mechanism("slack", 0.0, 0.3)[None, None]
+    settings = pacing.settings({"slack": (0.0, 0.3)})[None, None]
     rows = traced(sim, tmp_path / "trace.parquet", settings=settings)
     assert set(rows["op"]) == {"pace", "compute", "all_reduce", "optimizer", "barrier", "checkpoint"}
     for rank in range(8):

@@ -44,7 +44,7 @@ WITHIN = 1e-6
 def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within: float = WITHIN) -> Recording:
     """Hold all stamps of both engines against each other, and what ranks saw and spent; returns the stamps."""
     slow, fast = Reference(config, seed), start(config, [seed])
-    given_settings = fast.off() if pace is None else pacing.one_mechanism(*pace)[None, None]
+    given_settings = fast.off() if pace is None else pacing.settings({pace[0]: pace[1:]})[None, None]
     found, expected = slow.record(given_settings, iterations), fast.record(given_settings, iterations)
     atol = within * float(expected.step_ET.mean())
     for name, one, other in zip(Recording._fields, found, expected, strict=True):
@@ -248,7 +248,7 @@ def test_nothing_can_be_given_to_a_flow_without_taking_it_from_a_poorer_one(data
 
 def test_runs_are_reproducible_and_may_be_cut() -> None:
     config = load_cluster("unequal-slack")
-    settings_ = pacing.one_mechanism("slack", 0.0, 0.3)[None, None]
+    settings_ = pacing.settings({"slack": (0.0, 0.3)})[None, None]
     whole, parts, own = (Reference(config, 5) for _ in range(3))
     step_T = whole.run(settings_, 30)
     np.testing.assert_array_equal(np.concatenate([parts.run(settings_, n) for n in (1, 20, 9)], axis=1), step_T)

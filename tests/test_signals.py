@@ -11,6 +11,7 @@ import pytest
 from conftest import EVERY_NOISE
 from hypothesis import given
 from hypothesis import strategies as st
+from laid_out import laid_out
 
 from paceenv.core import pacing, signals, timing
 from paceenv.sim.engine.layout import Recording
@@ -108,7 +109,7 @@ def replay(
             timing.observe_step(tick, step_s)
             timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), bool(job["has_barrier"]))
             cap_s = min(1.0, float(tick[timing.STEP_BASELINE_S]))
-            timing.decide(rank, tick, *pacing.laid_out(own, 1), cap_s, r % per_group, per_group)
+            timing.decide(rank, tick, *laid_out(own, 1), cap_s, r % per_group, per_group)
     out = np.empty(signals.SIGNALS, np.float32)
     signals.write_signals(rank, 0, tick, out)
     return out

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from laid_out import laid_out
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, switchback, timing
@@ -16,14 +17,14 @@ from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 
-SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
+SLACK = pacing.settings({"slack": (0.0, 0.2)})
 
 
 def iterate(rank: Any, tick: Any, settings: Any, step_s: float, comm_s: float = 0.0, wait_s: float = 0.0) -> None:
     """One iteration of a rank that meets the others in a barrier, and what it decides then."""
     timing.observe_step(tick, step_s)
     timing.observe_ranks(rank, tick, np.full(1, comm_s, np.float32), np.full(1, wait_s, np.float32), True)
-    timing.decide(rank, tick, *pacing.laid_out(settings, 1), 10.0)
+    timing.decide(rank, tick, *laid_out(settings, 1), 10.0)
 
 
 def delays_s(
@@ -79,8 +80,8 @@ def test_delays_too_short_to_be_slept_are_left_out() -> None:
     rank, tick = timing.new_state()
     timing.observe_step(tick, 1.0)
     for asked, acts in ((0.5 * timing.MIN_DELAY_SHARE, False), (2.0 * timing.MIN_DELAY_SHARE, True)):
-        settings_M2 = pacing.one_mechanism("stagger", 0.0, asked)
-        timing.decide(rank, tick, *pacing.laid_out(settings_M2, 1), 10.0, 1, 2)
+        settings_M2 = pacing.settings({"stagger": (0.0, asked)})
+        timing.decide(rank, tick, *laid_out(settings_M2, 1), 10.0, 1, 2)
         assert (rank[timing.DELAY_S, 0] > 0.0) == acts
 
 
@@ -109,7 +110,7 @@ def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02
     (rank, tick), found = timing.new_state(), []
     for _ in range(iterations):
         found.append(bool(rank[timing.DEFER_S, 0] > 0.0))
-        iterate(rank, tick, pacing.one_mechanism("defer", threshold, 0.1), held_s if found[-1] else free_s)
+        iterate(rank, tick, pacing.settings({"defer": (threshold, 0.1)}), held_s if found[-1] else free_s)
     return np.array(found)
 
 
@@ -138,7 +139,7 @@ def test_a_gain_below_the_threshold_is_not_taken() -> None:
 def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
     """Steps of before, in which nothing was held, are no hold that helped, however lucky they were."""
     (rank, tick), rng = timing.new_state(), np.random.default_rng(1)
-    for settings in [pacing.off()] * 300 + [pacing.one_mechanism("defer", 0.02, 0.1)] * 40:
+    for settings in [pacing.off()] * 300 + [pacing.settings({"defer": (0.02, 0.1)})] * 40:
         held = rank[timing.DEFER_S, 0] > 0.0
         iterate(rank, tick, settings, (0.8 if held else 1.0) * (1.0 + 0.01 * rng.normal()))
     assert rank[timing.DEFER_S, 0] > 0.0
@@ -147,12 +148,12 @@ def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
 
 def test_threshold_zero_holds_the_window_within_the_cap_and_window_zero_never_and_no_rank_is_delayed() -> None:
     assert holds(2.0, 1.0, 200, threshold=0.0)[2:].all()
-    (rank, tick), defer = timing.new_state(3), pacing.one_mechanism("defer", 0.0, 0.25)
+    (rank, tick), defer = timing.new_state(3), pacing.settings({"defer": (0.0, 0.25)})
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, *pacing.laid_out(np.stack([pacing.off(), defer, defer]), 3), 10.0)
+    timing.decide(rank, tick, *laid_out(np.stack([pacing.off(), defer, defer]), 3), 10.0)
     assert rank[timing.DEFER_S] == pytest.approx([0.0, 0.25, 0.25])
-    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 3), 10.0)
+    timing.decide(rank, tick, *laid_out(pacing.off(), 3), 10.0)
     assert not rank[timing.DEFER_S].any(), "off for all ends the holds of all"
-    timing.decide(rank, tick, *pacing.laid_out(defer, 3), 0.1)
+    timing.decide(rank, tick, *laid_out(defer, 3), 0.1)
     assert ((rank[timing.DEFER_S] > 0.0999) & (rank[timing.DEFER_S] <= 0.1)).all()
     assert not rank[timing.DELAY_S].any()

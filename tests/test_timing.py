@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from laid_out import laid_out
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, slots, switchback, timing
@@ -116,12 +117,12 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
     everything = pacing.off()
     for mechanism in pacing.MECHANISMS:
         rank, tick = early_rank()
-        one = pacing.one_mechanism(mechanism, 0.0, 0.6)
+        one = pacing.settings({mechanism: (0.0, 0.6)})
         everything += one
-        timing.decide(rank, tick, *pacing.laid_out(one, 3), 10.0)
+        timing.decide(rank, tick, *laid_out(one, 3), 10.0)
         asked.append(rank[timing.DELAY_S].copy())
     rank, tick = early_rank()
-    timing.decide(rank, tick, *pacing.laid_out(everything, 3), 10.0)
+    timing.decide(rank, tick, *laid_out(everything, 3), 10.0)
     np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
     assert asked[pacing.SLACK].all()
     assert asked[pacing.PHASE_SHIFT].all()
@@ -138,7 +139,7 @@ def staggered(step_s: Callable[[int, bool], float], iterations: int) -> tuple[Fl
         delays.append(float(rank[timing.DELAY_S, 0]))
         steps.append(step_s(t, delays[-1] > 0.0))
         feed(rank, tick, 0.1, step_s=steps[-1])
-        timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 1), 10.0, 3, 4)
+        timing.decide(rank, tick, *laid_out(pacing.settings({"stagger": (0.1, 0.3)}), 1), 10.0, 3, 4)
     return tick, np.array(steps), np.array(delays)
 
 
@@ -151,9 +152,9 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     tick, _, delays = staggered(lambda t, _: 1.0 if t < 13 else 2.5, 17)
     assert delays[-1] == pytest.approx(0.3 * tick[timing.STEP_BASELINE_S])
     rank, _ = timing.new_state(4)
-    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 4), 10.0, 0, 4)
+    timing.decide(rank, tick, *laid_out(pacing.settings({"stagger": (0.1, 0.3)}), 4), 10.0, 0, 4)
     np.testing.assert_allclose(rank[timing.DELAY_S], delays[-1] * np.arange(4) / 3, rtol=1e-6)
-    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 2.0, 0.3), 4), 10.0, 0, 4)
+    timing.decide(rank, tick, *laid_out(pacing.settings({"stagger": (2.0, 0.3)}), 4), 10.0, 0, 4)
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 

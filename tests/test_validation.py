@@ -200,7 +200,9 @@ def ran(row: dict[str, Any], change: list[str], pace: dict[str, Any] | None) -> 
         cluster = load_cluster(row["cluster"]).changed(change)
         cluster = cluster.with_nodes(row["nodes"]) if "nodes" in row else cluster
         simulator = start(cluster, list(range(SEEDS)))
-        setting = pacing.off() if pace is None else pacing.one_mechanism(**pace)
+        setting = (
+            pacing.off() if pace is None else pacing.settings({pace["mechanism"]: (pace["threshold"], pace["window"])})
+        )
         settings = np.broadcast_to(setting, (SEEDS, 1, *setting.shape))
         length = max(200, min(ITERATIONS, 2_000_000 // (cluster.ranks * SEEDS)))
         _RUNS[key] = Ran(cluster, simulator, simulator.run(settings, length))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceenv.core.files import atomic_write
-from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
-from paceenv.trainers.training import training_run
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.train_config import load_train_config
+from paceenv.trainers.training.training_run import train_into
 from paceenv.ui import figures, output
-from paceenv.ui.run_directory import prepare_folder
 
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
@@ -37,32 +33,25 @@ def demo(
     started = time.monotonic()
     config = load_train_config("demo").model_copy(update={"seed": seed})
     config = config if timesteps is None else config.model_copy(update={"total_timesteps": timesteps})
-    suite, policy = load_suite("demo"), _train(config, prepare_folder(out))
+    suite = load_suite("demo")
+    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
+    trained = train_into(config, out)
+    # `learned` is the policy that ships
+    policy = str(Path(trained["policy"]).rename(out / "trained.safetensors"))
+    output.say(f"wrote {policy}, sha256 {trained['sha256'][:16]}")
     static = search_static(suite, "best static setting").best()
-    result = evaluate([static, "paper", "adaptive", str(policy), "clairvoyant"], suite, "compare")
+    result = evaluate([static, "paper", "adaptive", policy, "clairvoyant"], suite, "compare")
     nulls = _compare_nulls(policy, static)
     with output.progress("draw"):
         drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
         figures.save(drawn, out / "ranks-over-time.png")
     for one in (result, nulls):
-        score_table.show(one, [str(policy), static], "Gain: throughput against passive.")
+        score_table.show(one, [policy, static], "Gain: throughput against passive.")
     output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 
 
-def _train(config: TrainConfig, out: Path) -> Path:
-    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
-    with output.progress("train", config.total_timesteps) as done:
-        run = training_run.train(config, on_progress=done)
-    path = out / "trained.safetensors"  # `learned` is the policy that ships
-    digest = save_policy(path, run.result())
-    atomic_write(out / "learning-curve.json", json.dumps(run.curve.rows))
-    result_plots.learning_curve(run.curve.rows, out / "learning-curve.png")
-    output.say(f"wrote {path}, sha256 {digest[:16]}")
-    return path
-
-
-def _compare_nulls(policy: Path, static: str) -> SuiteResult:
+def _compare_nulls(policy: str, static: str) -> SuiteResult:
     """Where pacing has nothing to exploit: plain barrier jobs, one with the imbalance of a production trace."""
     cases = [Case(cluster="null-jitter", null_case=True), Case(cluster="straggler-se", null_case=True)]
     suite = Suite(
@@ -71,4 +60,4 @@ def _compare_nulls(policy: Path, static: str) -> SuiteResult:
         cases=cases,
         seeds=32,
     )
-    return evaluate([static, "paper", "adaptive", str(policy)], suite, "compare where pacing cannot help")
+    return evaluate([static, "paper", "adaptive", policy], suite, "compare where pacing cannot help")

@@ -43,7 +43,7 @@ def long_trace(path: Path) -> int:
     simulator = start(cluster, [1])
     with RecordingWriter(path, simulator, "long") as writer:
         for _ in range(ITERATIONS // BATCH):
-            writer.append(simulator.record(simulator.off(), BATCH))
+            writer.add(simulator.record(simulator.off(), BATCH))
     return 2 * RANKS * ITERATIONS
 
 

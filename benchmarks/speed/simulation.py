@@ -66,7 +66,7 @@ def program(ranks: int, kind: str) -> Cluster:
 
 def _rates(clusters: dict[str, Cluster], mechanism: str, threshold: float, window: float) -> dict[str, float]:
     """Updates per CPU second, of a rank's iterations or of a program's phases."""
-    settings = pacing.one_mechanism(mechanism, threshold, window)[None, None]
+    settings = pacing.settings({mechanism: (threshold, window)})[None, None]
     calls, units = dict[str, Callable[[], object]](), dict[str, int]()
     for name, cluster in clusters.items():
         one = start(cluster, [0])

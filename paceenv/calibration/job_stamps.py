@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.step_stamps import JobRows, Row, StepStamps
 from paceenv.core.errors import InputError
+from paceenv.core.timing import BARRIER_BYTES
 from paceenv.core.trace import COLLECTIVE_OPS, POINT_TO_POINT_OPS
 
 MIN_ITERATIONS: Final = 16
-SYNCHRONISES_BYTES: Final = 4096
-"""A collective of at most this size beside a larger one only synchronises."""
 
 Array = NDArray[np.float64]
 Collective = Literal["all_reduce", "gather", "all_to_all"]
@@ -133,7 +132,7 @@ def _is_collective(row: Row) -> bool:
 
 def _payload(usual: tuple[tuple[str, int], ...], sizes: list[int], starts: Array, ends: Array) -> tuple[int, int]:
     """First and last bucket of the payload among the collectives of the usual iteration."""
-    small = [0 < size <= SYNCHRONISES_BYTES < max(sizes) for size in sizes]
+    small = [0 < size <= BARRIER_BYTES < max(sizes) for size in sizes]
     carries = [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
     first = last = carries[-1] if carries else len(usual) - 1  # of nothing but barriers, ranks meet in the last one
     lasts = np.median(ends - starts, axis=0)

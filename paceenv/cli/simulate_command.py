@@ -54,7 +54,7 @@ def simulate(
             result = run(chosen, simulator, iterations, on_interval=done)
         else:
             with RecordingWriter(trace, simulator, config.name) as writer:
-                result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.append)
+                result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.add)
     statistics, outcome = metrics.step_statistics(result.step_ET), result.outcome
     samples = config.samples_per_step
     throughput = metrics.mean_interval(samples / result.useful_step_E)

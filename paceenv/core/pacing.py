@@ -254,17 +254,6 @@ def settings(candidate: Candidate) -> NDArray[np.float64]:
     return settings_M2
 
 
-def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
-    """Settings ``(M, 2)`` with one mechanism on.
-
-    Args:
-        mechanism: one of :data:`MECHANISMS`; others raise ValueError.
-        threshold: a ratio, see :data:`DEFINITIONS`.
-        window: largest delay as a share of the baseline step.
-    """
-    return settings({mechanism: (threshold, window)})
-
-
 def by_rank(settings_SM2: NDArray[np.float64], settings_M2R: NDArray[np.float64], on_M: NDArray[np.bool_]) -> None:
     """Lay settings out as the rules read them.
 
@@ -282,18 +271,6 @@ def by_rank(settings_SM2: NDArray[np.float64], settings_M2R: NDArray[np.float64]
             for k in range(2):
                 for r in range(settings_M2R.shape[2]):
                     settings_M2R[m, k, r] = settings_SM2[r * each, m, k]
-
-
-def laid_out(settings_M2: NDArray[np.float64], ranks: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """What :func:`by_rank` writes.
-
-    Args:
-        settings_M2: (threshold, window) of each mechanism, ratios, for all ranks; or for each, ``(R, M, 2)``.
-        ranks: how many there are.
-    """
-    settings_M2R, on_M = np.zeros((*off().shape, ranks)), np.zeros(len(MECHANISMS), np.bool_)
-    by_rank(settings_M2.reshape(-1, *off().shape), settings_M2R, on_M)
-    return settings_M2R, on_M
 
 
 def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) -> NDArray[np.float64]:

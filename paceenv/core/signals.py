@@ -16,19 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceenv.core.slots import (
-    COMM_BASELINE_S,
-    COMM_CHANGE_S,
-    COMM_MEAN_S,
-    DELAY_S,
-    STEP_BASELINE_S,
-    STEP_MEAN_BEFORE_S,
-    SUM_STEP_S,
-    SUM_STEP_S2,
-    SUM_STEPS,
-    WAIT_MEAN_S,
-    WAIT_VARIANCE_S2,
-)
+from paceenv.core import slots
 from paceenv.core.timing import Tick, slack_low_s, spread_s
 
 SCHEMA = "paceenv.signals/4"
@@ -122,24 +110,25 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: Tick, out: NDArray[np
     """
     for i in range(SIGNALS):
         out[i] = 0.0
-    n = tick[SUM_STEPS]
+    n = tick[slots.SUM_STEPS]
     if n == 0.0:
         return
-    step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
-    comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), max(np.float64(rank[WAIT_MEAN_S, r]), 0.0)
-    floor_s = max(COMM_FLOOR * tick[STEP_BASELINE_S], _TINY_S)
-    comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), floor_s)
-    before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
-    out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), SCALES[0])
-    out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, SCALES[1])
+    step_s = max(tick[slots.SUM_STEP_S] / n, _TINY_S)
+    comm_s = max(np.float64(rank[slots.COMM_MEAN_S, r]), _TINY_S)
+    wait_s = max(np.float64(rank[slots.WAIT_MEAN_S, r]), 0.0)
+    floor_s = max(COMM_FLOOR * tick[slots.STEP_BASELINE_S], _TINY_S)
+    comm_baseline_s = max(np.float64(rank[slots.COMM_BASELINE_S, r]), floor_s)
+    before_s = tick[slots.STEP_MEAN_BEFORE_S] if tick[slots.STEP_MEAN_BEFORE_S] > 0.0 else step_s
+    out[0] = squash(math.log(step_s / max(tick[slots.STEP_BASELINE_S], _TINY_S)), SCALES[0])
+    out[1] = squash(spread_s(step_s, tick[slots.SUM_STEP_S2] / n) / step_s, SCALES[1])
     out[2] = squash(math.log(step_s / before_s), SCALES[2])
     out[3] = min(comm_s / step_s, 1.0)
     out[4] = squash(math.log(max(comm_s, floor_s) / comm_baseline_s), SCALES[4])
-    out[5] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[5])
+    out[5] = squash(np.float64(rank[slots.COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[5])
     out[6] = squash(wait_s / step_s, SCALES[6])
-    out[7] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[7])
+    out[7] = squash(math.sqrt(np.float64(rank[slots.WAIT_VARIANCE_S2, r])) / step_s, SCALES[7])
     out[8] = squash(slack_low_s(rank, r) / step_s, SCALES[8])
-    out[9] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[9])
+    out[9] = squash(np.float64(rank[slots.DELAY_S, r]) / step_s, SCALES[9])
 
 
 def start_interval(tick: Tick) -> None:
@@ -148,9 +137,9 @@ def start_interval(tick: Tick) -> None:
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
     """
-    n = tick[SUM_STEPS]
+    n = tick[slots.SUM_STEPS]
     if n > 0.0:
-        tick[STEP_MEAN_BEFORE_S] = tick[SUM_STEP_S] / n
-    tick[SUM_STEPS] = 0.0
-    tick[SUM_STEP_S] = 0.0
-    tick[SUM_STEP_S2] = 0.0
+        tick[slots.STEP_MEAN_BEFORE_S] = tick[slots.SUM_STEP_S] / n
+    tick[slots.SUM_STEPS] = 0.0
+    tick[slots.SUM_STEP_S] = 0.0
+    tick[slots.SUM_STEP_S2] = 0.0

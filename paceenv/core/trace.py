@@ -18,7 +18,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -199,7 +199,7 @@ class TraceWriter:
         self._pending_rows = 0
         self._rows = 0
 
-    def __enter__(self) -> TraceWriter:
+    def __enter__(self) -> Self:
         with ExitStack() as stack:
             file = stack.enter_context(open_atomic(self._path))
             self._writer = stack.enter_context(pq.ParquetWriter(file, self._schema, compression="zstd"))

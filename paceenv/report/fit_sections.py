@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from paceenv.calibration.parameters import Parameter
@@ -19,10 +20,8 @@ def fit_sections(cluster: Cluster) -> list[Section]:
         note = f"Mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+z.1%}); "
         notes.append(f"{note}CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}.")
     known = parameters_of(cluster)
-    fitted = [(p.key, *_numbers(p.value, p.se, p.lo, p.hi), p.evidence) for p in known if p.is_identified]
-    columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
     title = f"{cluster.name}: fitted to {record['source']}"
-    sections = [Section(title, notes, columns, fitted)]
+    sections = [fitted(title, notes, [p for p in known if p.is_identified])]
     rows = [(p.key, *_numbers(p.value), _bounds(p), p.reason) for p in known if not p.is_identified]
     if rows:
         open_ = ("parameter", "value used", "bounds", "why")
@@ -30,6 +29,13 @@ def fit_sections(cluster: Cluster) -> list[Section]:
     if "held_out_steps" in record:
         sections.append(_check(record["held_out_steps"]))
     return sections
+
+
+def fitted(title: str, text: Sequence[str], parameters: Sequence[Parameter]) -> Section:
+    """The table of parameters that a fit found."""
+    columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
+    rows = [(p.key, *_numbers(p.value, p.se, p.lo, p.hi), p.evidence) for p in parameters]
+    return Section(title, text, columns, rows)
 
 
 def _check(check: dict[str, Any]) -> Section:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceenv.core.errors import InputError, did_you_mean, short_repr
-from paceenv.core.files import YAML_SUFFIXES, atomic_write
+from paceenv.core.files import atomic_write
 from paceenv.core.files import find as find
 from paceenv.core.files import names as names
 from paceenv.core.files import packaged as packaged
@@ -37,12 +37,6 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def resolve_sibling(path: Path, name: str) -> str:
-    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged."""
-    sibling = path.parent / name
-    return str(sibling) if Path(name).suffix in YAML_SUFFIXES and sibling.is_file() else name
-
-
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
     """Data as a config. Raises InputError with ``where`` and the first thing wrong."""
     try:
@@ -51,10 +45,17 @@ def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
         raise InputError(_explain(model, error, where)) from None
 
 
-def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
-    """Read a config by file or name; ``kind`` is the folder of the packaged ones, such as ``clusters``."""
+def load(model: type[Model], kind: str, name: str | os.PathLike[str], changes: Sequence[str] = ()) -> Model:
+    """Read a config by file or name; ``kind`` is the folder of the packaged ones, such as ``clusters``.
+
+    Args:
+        changes: ``key=value`` each, of values that differ.
+    """
     path = find(kind, name)
-    return parse(model, read_yaml(path), str(path))
+    data = read_yaml(path)
+    for assignment in changes:
+        set_value(data, assignment)
+    return parse(model, data, str(path))
 
 
 def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:

@@ -40,8 +40,8 @@ class Numbers:
 
     def cells(self, digits: str, cv_digits: str) -> list[str]:
         """In words; energy only where there is one."""
-        energy = [] if self.energy is None else [_said(self.energy, digits)]
-        return [_said(self.step, digits), _said(self.throughput, digits), _said(self.cv, cv_digits), *energy]
+        energy = [] if self.energy is None else [format(self.energy, digits)]
+        return [format(self.step, digits), format(self.throughput, digits), format(self.cv, cv_digits), *energy]
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,8 @@ def print_prediction(answer: Prediction) -> None:
     cells = [[row.change.label, *row.against_today.cells("+z.1%", "+z.3f")] for row in rows if row.against_today]
     output.print_table("Against today", columns[: len(cells[0])], cells, f"{note}; intervals of 95 %")
     if answer.measured_step_s is not None and answer.measured_cv is not None:
-        output.say(f"measured: step {_said(answer.measured_step_s)} s, CV {_said(answer.measured_cv, '.3f')}")
+        output.say(f"measured: step {answer.measured_step_s:.4g} s, CV {answer.measured_cv:.3f}")
     remarks = {"open, inside the intervals": answer.left_open, "assumed": answer.assumes}
     for what, lines in (remarks | {"not identified": answer.cannot_tell}).items():
         for line in lines:
             output.say(f"{what}: {line}")
-
-
-def _said(estimate: Interval, digits: str = ".4g") -> str:
-    value, low, high = (format(x, digits) for x in estimate)
-    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

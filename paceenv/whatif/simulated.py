@@ -56,12 +56,9 @@ class Runs:
 
     def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
         threads = len(os.sched_getaffinity(0)) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
-        simulator = start(cluster, seeds_S, threads)
-        rollout = run(select_policy(policy, cluster), simulator, iterations)
+        rollout = run(select_policy(policy, cluster), start(cluster, seeds_S, threads), iterations)
         mean_S, sd_S, outcome = rollout.step_ET.mean(axis=1), rollout.step_ET.std(axis=1), rollout.outcome
-        can_fail = bool((simulator.batch.jobs["failure_per_s"] > 0.0).any())
-        useful_S = outcome.useful_iterations if can_fail else np.full(len(mean_S), float(iterations))
-        samples_S = cluster.samples_per_step * np.maximum(useful_S, 1.0)
+        samples_S = cluster.samples_per_step * np.maximum(outcome.useful_iterations, 1.0)
         self.step_s.append(mean_S)
         self.cv.append(sd_S / mean_S)
         self.delay_share.append(rollout.mean_delay_E / mean_S)

@@ -97,7 +97,7 @@ class SimulatedTestbed:
             simulator = start(load_cluster(TRUTH), np.array([len(options)]))
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)
-                writer.append(recording)
+                writer.add(recording)
             step_s_T, snapshots = recording.step_ET[0], []
         on_progress(iterations)
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]

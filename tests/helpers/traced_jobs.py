@@ -110,7 +110,7 @@ def paced(cluster: Cluster, seed: int, delay_TR: Any) -> Trace:
         with RecordingWriter(path, simulator, "paced") as writer:
             for delay_R in delay_TR:
                 simulator.state.rank_EFR[0, timing.DELAY_S, : len(delay_R)] = delay_R
-                writer.append(simulator.record(simulator.off(), 1))
+                writer.add(simulator.record(simulator.off(), 1))
         return read_trace(path)
 
 

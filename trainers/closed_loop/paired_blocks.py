@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.differences import Array, Mean, log_ratio
+from paceenv.core.differences import Array, log_ratio
 from paceenv.core.intervals import Interval
+from paceenv.core.metrics import mean_interval
 from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 from paceenv.live.testbed.testbed_run import JobResult
@@ -27,8 +28,6 @@ from paceenv.whatif.predictions import one_more
 
 Found = dict[str, Any]
 
-ERROR = 0.05
-"""Share of intervals that may miss the truth."""
 PACED_STATES = ("canary", "active")
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
@@ -94,7 +93,7 @@ def change(log_ratio: Interval) -> Interval:
 
 def effect(log_ratio_P: Array) -> Interval:
     """The mean of independent log ratios as a relative change, with Student's interval."""
-    return change(Mean(log_ratio_P.tolist()).interval(ERROR))
+    return change(mean_interval(log_ratio_P))
 
 
 def shown(change: Interval) -> str:
@@ -164,7 +163,7 @@ def mean_step(step_s_T: Array) -> Found:
     if not len(step_s_T):
         return {"step_s": Interval(math.nan), "cv": math.nan}
     mean, parts = float(step_s_T.mean()), np.array_split(step_s_T, min(PARTS, len(step_s_T)))
-    of_parts = Mean(float(part.mean()) for part in parts).interval(ERROR)
+    of_parts = mean_interval(np.array([part.mean() for part in parts]))
     moved = (x - of_parts.value + mean for x in of_parts)  # all steps know the mean better than the parts
     return {"step_s": Interval(*moved), "cv": float(step_s_T.std() / mean)}
 

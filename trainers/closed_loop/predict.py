@@ -19,11 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, standing, timing
+from paceenv.core import standing, timing
 from paceenv.core.differences import Array
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS, Plan
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
+from paceenv.policies.rollout import decided
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
@@ -88,10 +89,10 @@ def run_in_blocks(
     baselines have learned meanwhile (``paceenv.core.standing``). Where it may act changes at ``quiet_first`` and at
     whole intervals of the policy after it only. Returns step times ``(E, T)`` and the mean delay when it last acted.
     """
-    iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
+    iterations, E = len(on_T), len(simulator.batch)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0
-    policy.reset(E * R)
-    settings, fixed, acted = simulator.off(), policy.constant(), False
+    policy.reset(E * simulator.batch.ranks)
+    settings, acted = simulator.off(), False
     left: standing.Left | None = None
     begins = [0, *range(quiet_first, iterations, policy.interval_iterations)]
     for t, until in zip(begins, [*begins[1:], iterations], strict=True):
@@ -101,11 +102,7 @@ def run_in_blocks(
                 standing.resume(rank, tick, left or standing.begin(rank, tick))
             step_s_ET[:, t:until] = simulator.run(settings, until - t)
             mean_delay_s = float(simulator.mean_delay_s().mean())
-            if fixed is not None:
-                settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))
-            else:
-                view = simulator.observe(every_rank=True)
-                settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+            settings = decided(policy, simulator)
         else:
             if acted:
                 left = standing.leave(rank, tick)

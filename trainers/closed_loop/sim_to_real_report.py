@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 import paceenv
-from paceenv.calibration.parameters import Parameter
 from paceenv.core.files import atomic_write
 from paceenv.core.intervals import Interval
 from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.report.fit_sections import fitted
 from paceenv.report.section import Section
 from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, shown
 from paceenv.trainers.evaluation.score_table import label
@@ -152,12 +152,7 @@ def sections(report: Found) -> list[Section]:
             ("", "measured", "simulated", "difference"),
             job,
         ),
-        Section(
-            f"Calibrated {'with' if report['probe'] else 'without'} a probe",
-            (),
-            ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
-            [_parameter(p) for p in report["calibration"]],
-        ),
+        fitted(f"Calibrated {'with' if report['probe'] else 'without'} a probe", (), report["calibration"]),
         Section(
             "Predicted",
             ["with the limits of delays that the agent's guard will have"],
@@ -184,11 +179,6 @@ def sections(report: Found) -> list[Section]:
     return made
 
 
-def _parameter(one: Parameter) -> tuple[str, ...]:
-    numbers = (one.value, one.se, one.lo, one.hi)
-    return (one.key, *("–" if x is None else f"{x:.4g}" for x in numbers), one.evidence)
-
-
 def _predicted(one: Candidate) -> tuple[str, ...]:
     return label(one.policy), shown(one.always), shown(one.blocks), f"{one.cv:.3f}", f"{1e3 * one.mean_delay_s:.1f}"
 
@@ -201,5 +191,4 @@ def _measured(one: Candidate) -> tuple[str, ...]:
 
 
 def _interval_ms(step_s: Interval) -> str:
-    mean, low, high = (1e3 * one for one in step_s)
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+    return f"{Interval(*(1e3 * one for one in step_s)):.1f}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.metrics import step_statistics
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult
@@ -133,6 +133,5 @@ def _numbers(job: JobResult) -> dict[str, Any]:
     numbers: dict[str, Any] = {"ranks": job.steps_s_TR.shape[1], "iterations": len(step_s_T)}
     if not len(step_s_T):  # a job beside the main one may have made one step
         return numbers | dict.fromkeys(("mean_s", "cv", "p99_s"))
-    mean_s = float(step_s_T.mean())
-    cv, p99_s = float(step_s_T.std()) / mean_s, float(np.quantile(step_s_T, 0.99))
-    return numbers | {"mean_s": mean_s, "cv": cv, "p99_s": p99_s}
+    found = step_statistics(step_s_T)
+    return numbers | {"mean_s": found["mean"], "cv": found["cv"], "p99_s": found["p99"]}

@@ -26,6 +26,7 @@ from scipy.special import ndtri
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive, drawn
+from paceenv.sim.cluster.fabric import BURST_KB
 from paceenv.sim.engine.simulator import episode_keys
 
 _DOMAIN, _RELATIVES = 0x7061636565, 0x72656C61
@@ -234,7 +235,7 @@ def _incast(draw: _Ranges, form: str, ranks: int, compute_s: float) -> tuple[dic
     fit = draw.choice([draw.log(0.15, 0.8), draw.log(1.1, 3.0), None], [0.6, 0.15, 0.25])
     if fit is not None:
         fabric |= {
-            "buffer_kb": _rounded(fit * 14.48 * (ranks - 1)),
+            "buffer_kb": _rounded(fit * BURST_KB * (ranks - 1)),
             "timeout_ms": draw.choice([200.0, 5.0], [0.8, 0.2]),
         }
     job = {

@@ -119,4 +119,4 @@ def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
         panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
     for panel in panels:
         panel.set_xlabel("decisions, thousands")
-    figure.savefig(path)
+    figures.save(figure, path)

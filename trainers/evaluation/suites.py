@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
+from paceenv.core.files import YAML_SUFFIXES
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
@@ -131,7 +132,9 @@ def beside(data: Any, path: Path) -> Any:
         return {key: value if key in as_is else beside(value, path) for key, value in data.items()}
     if isinstance(data, list):
         return [beside(value, path) for value in data]
-    return config_files.resolve_sibling(path, data) if isinstance(data, str) else data
+    if isinstance(data, str) and Path(data).suffix in YAML_SUFFIXES and (path.parent / data).is_file():
+        return str(path.parent / data)
+    return data
 
 
 class Suite(Config):

@@ -47,11 +47,7 @@ def sweep(
         return
     if out is None:
         raise InputError(f"{what}: a config to run needs a folder; allowed: --out FOLDER")
-    path = config_files.find("sweeps", what)
-    data = config_files.read_yaml(path)
-    for assignment in set_ or []:
-        config_files.set_value(data, assignment)
-    _run(config_files.parse(SweepConfig, data, str(path)), out, address, json_)
+    _run(config_files.load(SweepConfig, "sweeps", what, set_ or ()), out, address, json_)
 
 
 def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:

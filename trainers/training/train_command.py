@@ -18,7 +18,7 @@ from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import prepare_folder
-from paceenv.whatif.baseline import is_config
+from paceenv.whatif.baseline import is_config, of_trace
 
 
 def train(
@@ -124,9 +124,9 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
 def _cluster(job: str) -> Cluster:
     if is_config([job]):
         return load_cluster(job)
-    from paceenv.calibration.fit_trace import fit_trace
-
-    return fit_trace(read_trace([job]), name=Path(job).stem).cluster
+    fit = of_trace(read_trace([job]), job, None, None).fit
+    assert fit is not None
+    return fit.cluster.model_copy(update={"name": Path(job).stem})
 
 
 def _percent(gain: Interval) -> str:

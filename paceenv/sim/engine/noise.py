@@ -18,25 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.engine.draws import (
-    COMMON,
-    DRIFT,
-    FAIL_SLOW,
-    IMBALANCE,
-    JITTER,
-    PERSISTENT,
-    POST_WORK,
-    RECOVERY,
-    SLOW_RANK,
-    STALL,
-    bits32,
-    bits_of_ranks,
-    geometric,
-    key_of,
-    quantile,
-    quantiles,
-    uniform,
-)
+from paceenv.sim.engine import draws
+from paceenv.sim.engine.draws import bits32, bits_of_ranks, geometric, key_of, quantile, quantiles, uniform
 from paceenv.sim.engine.layout import (
     DRIFT_X,
     FACTOR,
@@ -71,27 +54,28 @@ def running_share(share: float, mean_iterations: float) -> float:
 def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray[np.float64], normal: Any) -> None:
     """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
     ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
-    persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
-    first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
-    fail_key = key_of(key, FAIL_SLOW, _START)
+    persistent_key, drift_key = key_of(key, draws.PERSISTENT, _START), key_of(key, draws.DRIFT, _START)
+    first_slow = int(uniform(key, draws.SLOW_RANK, _START) * ranks)
+    fail_key = key_of(key, draws.FAIL_SLOW, _START)
     share = running_share(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     for r in range(ranks):
         factor = 1.0 + job["persistent_cv"] * quantile(normal, bits32(persistent_key, r))
         is_slow = (r - first_slow) % ranks < job["slow_ranks"]
         factor = max(factor, _MIN_FACTOR) * (job["slow_factor"] if is_slow else 1.0)
-        noise[FACTOR, r] = -factor if uniform(fail_key, FAIL_SLOW, r) < share else factor
+        noise[FACTOR, r] = -factor if uniform(fail_key, draws.FAIL_SLOW, r) < share else factor
         noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
-    clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
+    clock["stall_next"] = geometric(uniform(key, draws.STALL, 0), job["stall_rate"]) - 1
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
-    clock["fail_slow_next"] = geometric(uniform(key, FAIL_SLOW, 0), onset) - 1
-    clock["recovery_next"] = ranks + geometric(uniform(key, RECOVERY, 0), 1.0 / job["fail_slow_mean_iterations"]) - 1
+    clock["fail_slow_next"] = geometric(uniform(key, draws.FAIL_SLOW, 0), onset) - 1
+    recovery = 1.0 / job["fail_slow_mean_iterations"]
+    clock["recovery_next"] = ranks + geometric(uniform(key, draws.RECOVERY, 0), recovery) - 1
     reset_post_work(job, clock, group)
     clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["post_work_count"] = 0, 0, 0, 0
     clock["recovery_count"] = 0
     clock["link_s"] = 0.0
     for g in range(groups):
         group[FIXED_POST_WORK_S, g] = 0.0
-    first_post_work = int(uniform(key, POST_WORK, _START) * groups)
+    first_post_work = int(uniform(key, draws.POST_WORK, _START) * groups)
     for i in range(min(job["post_work_groups"], groups)):
         group[FIXED_POST_WORK_S, (first_post_work + i) % groups] = job["post_work_s"]
 
@@ -100,15 +84,15 @@ def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
     """Draw which groups start inside an episode of post-collective work, and when the next one begins."""
     key, groups = clock["key"], group.shape[1]
     share = running_share(job["post_work_share"], job["post_work_mean_iterations"])
-    start_key = key_of(key, POST_WORK, _START)
+    start_key = key_of(key, draws.POST_WORK, _START)
     for g in range(groups):
-        u = uniform(start_key, POST_WORK, g)
+        u = uniform(start_key, draws.POST_WORK, g)
         active = u < share
         length = geometric(max(u / share, 1e-300), 1.0 / job["post_work_mean_iterations"]) if active else 0
         group[POST_WORK_UNTIL, g] = float(length)
-        group[POST_WORK_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
+        group[POST_WORK_NOW_S, g] = episode_s(job, uniform(start_key, draws.COMMON, g))
     onset = onset_rate(job["post_work_share"], job["post_work_mean_iterations"])
-    clock["post_work_next"] = geometric(uniform(key, POST_WORK, 0), onset) - 1
+    clock["post_work_next"] = geometric(uniform(key, draws.POST_WORK, 0), onset) - 1
 
 
 def episode_s(job: Any, u: float) -> float:
@@ -125,12 +109,12 @@ def start_post_work(view: View) -> None:
         g = clock["post_work_next"] - t * groups
         n = clock["post_work_count"] + 1
         clock["post_work_count"] = n
-        episode_key = key_of(clock["key"], POST_WORK, n)
+        episode_key = key_of(clock["key"], draws.POST_WORK, n)
         if group[POST_WORK_UNTIL, g] <= t:
-            length = geometric(uniform(episode_key, POST_WORK, 1), 1.0 / job["post_work_mean_iterations"])
+            length = geometric(uniform(episode_key, draws.POST_WORK, 1), 1.0 / job["post_work_mean_iterations"])
             group[POST_WORK_UNTIL, g] = float(t + length)
-            group[POST_WORK_NOW_S, g] = episode_s(job, uniform(episode_key, POST_WORK, 2))
-        clock["post_work_next"] += geometric(uniform(episode_key, POST_WORK, 3), onset)
+            group[POST_WORK_NOW_S, g] = episode_s(job, uniform(episode_key, draws.POST_WORK, 2))
+        clock["post_work_next"] += geometric(uniform(episode_key, draws.POST_WORK, 3), onset)
 
 
 def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> None:
@@ -145,13 +129,13 @@ def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> Non
         r = clock["recovery_next"] - t * ranks
         clock["recovery_count"] += 1
         factor_R[r] = abs(factor_R[r])
-        clock["recovery_next"] += geometric(uniform(clock["key"], RECOVERY, clock["recovery_count"]), recovery)
+        clock["recovery_next"] += geometric(uniform(clock["key"], draws.RECOVERY, clock["recovery_count"]), recovery)
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     while clock["fail_slow_next"] < (t + 1) * ranks:
         r = clock["fail_slow_next"] - t * ranks
         clock["fail_slow_count"] += 1
         factor_R[r] = -abs(factor_R[r])
-        clock["fail_slow_next"] += geometric(uniform(clock["key"], FAIL_SLOW, clock["fail_slow_count"]), onset)
+        clock["fail_slow_next"] += geometric(uniform(clock["key"], draws.FAIL_SLOW, clock["fail_slow_count"]), onset)
 
 
 def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
@@ -160,9 +144,9 @@ def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
     while clock["stall_next"] < (t + 1) * ranks:
         n = clock["stall_count"] + 1
         clock["stall_count"] = n
-        stall_key = key_of(clock["key"], STALL, n)
-        compute_R[clock["stall_next"] - t * ranks] -= job["stall_mean_s"] * math.log(uniform(stall_key, STALL, 1))
-        clock["stall_next"] += geometric(uniform(stall_key, STALL, 2), job["stall_rate"])
+        stall_key = key_of(clock["key"], draws.STALL, n)
+        compute_R[clock["stall_next"] - t * ranks] -= job["stall_mean_s"] * math.log(uniform(stall_key, draws.STALL, 1))
+        clock["stall_next"] += geometric(uniform(stall_key, draws.STALL, 2), job["stall_rate"])
 
 
 def draw_compute(view: View, scratch: Scratch, has_program: bool) -> None:
@@ -175,19 +159,19 @@ def draw_compute(view: View, scratch: Scratch, has_program: bool) -> None:
     ranks, key, t = compute_R.shape[0], clock["key"], clock["iteration"]
     jitter_cv, imbalance_cv = job["jitter_cv"], job["imbalance_cv"]
     if jitter_cv > 0.0:
-        quantiles(key_of(key, JITTER, t), normal, bits_R, compute_R)
+        quantiles(key_of(key, draws.JITTER, t), normal, bits_R, compute_R)
         for r in range(ranks):
             compute_R[r] = 1.0 + jitter_cv * compute_R[r]
     else:
         for r in range(ranks):
             compute_R[r] = 1.0
     if imbalance_cv > 0.0:
-        quantiles(key_of(key, IMBALANCE, t), view.imbalance, bits_R, spare_R)
+        quantiles(key_of(key, draws.IMBALANCE, t), view.imbalance, bits_R, spare_R)
         for r in range(ranks):
             compute_R[r] += imbalance_cv * spare_R[r]
     if job["drift_cv"] > 0.0:
         # Ornstein-Uhlenbeck, one step an iteration; uniform innovations are normal after a few of many steps
-        drift_key, keep = key_of(key, DRIFT, t), math.exp(-1.0 / job["drift_iterations"])
+        drift_key, keep = key_of(key, draws.DRIFT, t), math.exp(-1.0 / job["drift_iterations"])
         innovation = job["drift_cv"] * math.sqrt(1.0 - keep * keep) * _UNIT_VARIANCE
         drift_R = noise[DRIFT_X]
         bits_of_ranks(drift_key, bits_R)
@@ -198,7 +182,7 @@ def draw_compute(view: View, scratch: Scratch, has_program: bool) -> None:
             compute_R[r] += x
     common = 1.0
     if job["common_cv"] > 0.0:
-        common += job["common_cv"] * quantile(normal, np.uint32(key_of(key, COMMON, t) >> np.uint64(32)))
+        common += job["common_cv"] * quantile(normal, np.uint32(key_of(key, draws.COMMON, t) >> np.uint64(32)))
     scale_s = job["compute_s"] * max(common, 0.0)
     factor_R, slow = noise[FACTOR], 1.0
     if job["fail_slow_share"] > 0.0:

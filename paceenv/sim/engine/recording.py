@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -110,7 +109,7 @@ class ProgramRows:
         return start_TK, end_TK, keep_TK
 
 
-class RecordingWriter:
+class RecordingWriter(TraceWriter):
     """Writes consecutive recordings of the first environment of an engine to a trace file; whole or not at all.
 
     Times run from the start of the first recording, in seconds. The operations of an iteration are those of
@@ -126,18 +125,9 @@ class RecordingWriter:
         self._program = None if batch.program is None else ProgramRows(batch.program)
         groups = batch.groups if batch.program is None else len(batch.program.first_member_N) - 1
         job = {"name": name, "ranks": batch.ranks, "groups": groups}
-        self._writer = TraceWriter(path, TraceMetadata(job, ranks, SIMULATOR))
+        super().__init__(path, TraceMetadata(job, ranks, SIMULATOR))
 
-    def __enter__(self) -> RecordingWriter:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
-
-    def append(self, recording: Recording) -> None:
+    def add(self, recording: Recording) -> None:
         """Add the iterations of a recording."""
         step_T = recording.step_ET[0]
         begin_T1 = (self._now_s + np.concatenate([[0.0], np.cumsum(step_T)[:-1]]))[:, None]
@@ -145,7 +135,7 @@ class RecordingWriter:
         if rows is not None:
             start_TK, end_TK, keep_TK = rows.times(recording)
             columns = {"rank": rows.rank_K, "seq": rows.seq_K, "group": rows.group_K, "bytes": rows.bytes_K}
-            self._append(keep_TK, begin_T1, start_TK, end_TK, op=rows.op_K, **columns)
+            self._add(keep_TK, begin_T1, start_TK, end_TK, op=rows.op_K, **columns)
         rank_R = np.arange(self._batch.ranks)
         for one in operations(recording, self._batch):
             if rows is None or one.op not in SUMMARY:
@@ -153,11 +143,11 @@ class RecordingWriter:
                 keep_TR = (one.end_TR > one.start_TR) | payload | (one.op in {"compute", "barrier"})
                 seq = one.seq + (int(rows.seq_K.max()) if rows is not None and one.seq else 0)
                 group = rank_R // self._per_group if payload else -1
-                self._append(keep_TR, begin_T1, one.start_TR, one.end_TR, op=one.op, rank=rank_R, seq=seq, group=group)
+                self._add(keep_TR, begin_T1, one.start_TR, one.end_TR, op=one.op, rank=rank_R, seq=seq, group=group)
         self._now_s += float(step_T.sum())
         self._iteration += len(step_T)
 
-    def _append(
+    def _add(
         self,
         keep_TX: NDArray[np.bool_],
         begin_T1: NDArray[np.float64],
@@ -174,4 +164,4 @@ class RecordingWriter:
             name: column if isinstance(column, str) else np.broadcast_to(column, keep_TX.shape)[keep_TX]
             for name, column in (columns | {"job": self._name}).items()
         }
-        self._writer.append(rows)
+        self.append(rows)
