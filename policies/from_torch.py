@@ -45,7 +45,8 @@ def save_network(
         path: a ``.safetensors`` file.
         network: a torch module of linear layers with one kind of activation (tanh, ReLU or SiLU) between them, a last
             tanh included; or an agent, or its policy, of Stable-Baselines3 or sb3-contrib: PPO, A2C, TRPO, SAC, TQC,
-            CrossQ, TD3, DDPG. Its mean action is saved, without exploration.
+            CrossQ, TD3, DDPG. Its mean action is saved, without exploration. An agent trained in ``VecNormalize`` is
+            refused where it is known to have normalised observations: one loaded without its environment is not.
         interval_iterations: iterations of the control interval of that environment, at least 1.
         memory_intervals: time scales of the means among its inputs (:class:`paceenv.policies.networks.ObservationEMA`).
         calibrated_range: for each signal the interval ``[low, high]`` met in training; a live rank that sees others
@@ -107,6 +108,10 @@ def actor(network: Any) -> Actor:
     import torch
 
     policy = getattr(network, "policy", network)
+    normalises = getattr(network, "get_vec_normalize_env", lambda: None)()
+    if normalises is not None and normalises.norm_obs:
+        allowed = "norm_obs=False, as observations already are on fixed scales"
+        raise InputError(f"{_WHERE}: the agent acts on observations that VecNormalize scaled; allowed: {allowed}")
     is_agent = hasattr(policy, "predict") and hasattr(policy, "action_space")
     modules = [one for one in _flat(_of_agent(policy) if is_agent else network) if _name(one) not in _PASSED]
     layers, activations, after, norm = list[Layer](), list[str](), "", None

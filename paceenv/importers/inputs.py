@@ -27,7 +27,7 @@ from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
 from paceenv.importers.profiler.kineto import import_kineto
-from paceenv.importers.step_log import read_step_log
+from paceenv.importers.step_log import compile_pattern, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
 from paceenv.ui import output
@@ -80,6 +80,8 @@ def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_
     Raises InputError: nothing usable is there, with the reason.
     """
     files = list_files(paths)
+    if pattern is not None:
+        compile_pattern(pattern)
     collector = _Found(max_rows, pattern)
     sizes = {path: path.stat().st_size for path in files}
     with output.progress("read", sum(sizes.values()) / 1e6, shown=sum(sizes.values()) > _BAR_BYTES) as done:
