@@ -16,6 +16,7 @@ import pytest
 import torch
 from sb3_contrib import TQC, CrossQ, RecurrentPPO
 from stable_baselines3 import PPO, SAC, TD3
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import paceenv.policies
 from paceenv.cli import application
@@ -127,6 +128,10 @@ class Scaled(torch.nn.Linear):
         ),
         (lambda: linear(10, 6), "outputs = 6; allowed: 4, two a mechanism"),
         (lambda: Scaled(10, 4), "actions differ from the original's by"),
+        (
+            lambda: PPO("MlpPolicy", VecNormalize(DummyVecEnv([Ours])), **SMALL),
+            "observations that VecNormalize scaled; allowed: norm_obs=False",
+        ),
         (lambda: PPO("MlpPolicy", "Pendulum-v1", **SMALL), "allowed: a Box from -1 to 1, as of paceenv/Pacing-v0"),
     ],
 )

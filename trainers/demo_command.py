@@ -48,6 +48,13 @@ def demo(
     for one in (result, nulls):
         score_table.show(one, [policy, static], "Gain: throughput against passive.")
     output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
+    gains = [f"{one:+z.2%}" for one in (result.total(policy).gain, result.total(static).gain, nulls.total(policy).gain)]
+    output.say(
+        f"trained gains {gains[0]} throughput, the best constant {gains[1]}; where nothing is to gain {gains[2]}"
+    )
+    output.say(
+        f"{out}/ranks-over-time.png shows the ranks of {EXPLAINED} without pacing and with `learned`, which ships"
+    )
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 
 
