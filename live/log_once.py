@@ -74,7 +74,8 @@ def described(error: BaseException, *, of_script: bool = False) -> str:
     at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     try:
         said = " ".join(str(error).split())
-        return f"{type(error).__name__}{': ' * bool(said)}{said}"[: 160 if of_script else 300] + at
+        said, most = f"{type(error).__name__}{': ' * bool(said)}{said}", 160 if of_script else 300
+        return said[:most] + "..." * (len(said) > most) + at
     except Exception:
         return type(error).__name__ + at
 

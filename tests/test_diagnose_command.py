@@ -25,6 +25,12 @@ def trace(folder: Path) -> None:
     write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), folder / "run.parquet")
 
 
+def pair(folder: Path) -> None:
+    trace(folder)
+    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 3.0], (20, 1))), folder / "second.parquet")
+    (folder / "LICENSE").write_text("text")
+
+
 def log(folder: Path) -> None:
     step_s = 1.0 + 0.02 * np.random.default_rng(1).gamma(2.0, size=200)
     (folder / "train.log").write_text(log_samples.nanogpt(step_s, 1))
@@ -52,6 +58,14 @@ def live(folder: Path) -> None:
     ("make", "said", "steps"),
     [
         (trace, "persistent slow rank", ["paceenv whatif {} --replace-rank 3", "paceenv report {} -o report.html"]),
+        (
+            pair,
+            "2.5 s before, 3.5 s after",
+            [
+                "paceenv whatif {}/second.parquet --replace-rank 3",
+                "paceenv report {}/second.parquet -o report.html",
+            ],
+        ),
         (log, "ceiling: all that removing variation gains", []),
         (table, "all_reduce among", ["paceenv calibrate {}/all_reduce_perf.txt -o links.yaml"]),
         (hang, "Flight Recorder dumps of 2 of 2 ranks", []),
@@ -73,6 +87,16 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
     assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
     for words in found:
         assert application.run(words[1:]) == 0, words
+
+
+def test_more_than_two_traces_are_all_named(tmp_path: Path) -> None:
+    pair(tmp_path)
+    write_trace(job_of(np.tile([1.0, 2.0], (20, 1))), tmp_path / "third.parquet")
+    named = ", ".join(f"{tmp_path / name}.parquet" for name in ("run", "second", "third"))
+    with pytest.raises(InputError) as said:
+        application.run([str(tmp_path)])
+    assert str(said.value).startswith(f"3 whole traces ({named}); allowed: one of them")
+    assert str(said.value).endswith(f": paceenv diagnose {tmp_path / 'run.parquet'}")
 
 
 def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert (cause.cause, cause.share) == (names.SLOW_RANK, pytest.approx(1.0))
     assert cause.lost_s == pytest.approx(1.0), "its peers take one second"
     assert "find out why rank 3 took longer" in cause.advice
+    assert "ranks are slower" not in diagnose(job_of(np.tile([1.02, 1.0, 1.0, 2.0], (20, 1)))).causes[0].evidence
+    assert "(ranks 0, 3)" in diagnose(job_of(np.tile([1.2, 1.0, 1.0, 2.0], (20, 1)))).causes[0].evidence
     assert "no cause that delays act on; whether pacing gains anything was not tried" in found.verdict
 
 

@@ -234,6 +234,12 @@ TEXTS: dict[str, tuple[Any, ...]] = {
         ("on one node, so that no data goes over it",),
         "TCP sockets instead of RDMA",
     ),
+    "two runs": (
+        "".join(OLD_NCCL.format(p=100 + rank, r=rank) for rank in range(4))
+        + "".join(OLD_NCCL.format(p=100 + rank, r=rank).replace("anks 4", "anks 8").replace("gpu01", f"n{rank // 4}")
+          for rank in range(8)) + STEPS,
+        ("the run of 8 ranks on 2 nodes",),
+    ),
     "a network with a space": (
         "ip-1:1:2 [0] NCCL INFO comm 0x7f rank 0 nranks 16 cudaDev 0\n"
         "ip-1:1:2 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA\n" + STEPS,

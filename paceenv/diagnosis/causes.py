@@ -48,6 +48,8 @@ UNEVEN: Final = 0.2
 """Share of a rank's longest excess; with less elsewhere in its step the rank is not slow but has more work there."""
 ONE_RANK: Final = 0.95
 """Share of the variance of all ranks' compute: one rank with more of it is the only one that varies."""
+MATTERS: Final = 0.1
+"""Share of the slowest rank's excess; a rank with less is not called slow beside it."""
 HIDDEN: Final = 0.5
 """Share of a cause's cost; if removing it would save less, the other causes hide it."""
 
@@ -166,6 +168,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     usual = max(float(c.rank_R.min()), 1.0)  # of two ranks each may be the slower one in a place of its own
     at = np.flatnonzero(c.rank_R > usual)
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
+    at = at[c.rank_R[at] - 1.0 > MATTERS * (c.rank_R[at[:1]] - 1.0)]
     work = {one.operation: cost_s for one, cost_s in attribution.cost_s.items() if one.name == "work"}
     if max(work.values(), default=0.0) > attribution.of("rank"):
         op = max(work, key=lambda name: work[name])

@@ -47,7 +47,7 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     apart: bool = False  # whether these are recordings of several runs, of which one is looked at
-    several_traces: str = ""  # that there are several traces of whole jobs, "" if not
+    several_traces: tuple[Path, ...] = ()  # traces of whole jobs, where there are several
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -58,10 +58,13 @@ class Inputs:
             raise InputError(f"logs of {len(self.steps)} jobs ({named}); allowed: those of one")
         return self.steps[0] if self.steps else None
 
+    def say_several(self) -> str:
+        return f"{len(self.several_traces)} whole traces ({_first_of(self.several_traces)}); allowed: one of them"
+
     def require_trace(self) -> Trace:
         """The only trace. Raises InputError that says what there is instead."""
         if self.several_traces:
-            raise InputError(self.several_traces)
+            raise InputError(f"{self.say_several()}, such as {self.several_traces[0]}")
         if self.trace is not None:
             return self.trace
         if self.why_no_trace:
@@ -149,21 +152,21 @@ class _Found:
         if found.trace is not None:
             self._notes += [f"{_without_advice(reason)}; skipped" for reason in why]
         elif not (found.dumps or found.ended or network or found.tables or found.steps):
-            more = 0 if why else len(self.refused) - 1
+            refused = sorted(self.refused.values(), key=lambda said: ": unknown format; " in said)  # texts last
+            more = 0 if why else len(refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             nothing = f"no file says how long steps take or how the job ended; {ALLOWED}"
-            raise InputError((why or [*self.refused.values(), nothing])[0] + also)
+            raise InputError((why or [*refused, nothing])[0] + also)
         else:
             found.why_no_trace = why[0] if why else ""
         unusable = _by_reason((path, f"{_without_advice(text)}; skipped") for path, text in self.refused.items())
         found.notes = (*self._notes, *unusable)
-        found.apart |= found.several_traces != ""
+        found.apart |= found.several_traces != ()
         return found
 
     def _whole_trace(self) -> Trace:
         if len(self._wholes) > 1:
-            named = ", ".join(map(str, [*self._wholes][:_NAMED]))
-            self._found.several_traces = f"{len(self._wholes)} whole traces ({named}, ...); allowed: one of them"
+            self._found.several_traces = tuple(self._wholes)
         path, kind = [*self._wholes.items()][-1]
         if kind == "straggler trace":
             return import_straggler(path)
@@ -287,10 +290,13 @@ def _by_reason(said: Iterable[tuple[Path, str]]) -> list[str]:
         files[text.removeprefix(f"{path}: ")].append(path)
     lines = []
     for reason, paths in files.items():
-        more = len(paths) - _NAMED
-        named = ", ".join(map(str, paths[:_NAMED])) + (f" and {more} more" if more > 0 else "")
-        lines.append(f"{named}: {reason}")
+        lines.append(f"{_first_of(paths)}: {reason}")
     return lines
+
+
+def _first_of(paths: Sequence[Path]) -> str:
+    more = len(paths) - _NAMED
+    return ", ".join(map(str, paths[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _without_advice(text: str) -> str:

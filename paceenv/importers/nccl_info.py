@@ -21,13 +21,15 @@ _NAMES: Final = re.compile(r"\[\d+\]([\w.]+)")
 
 def describe_network(lines: Iterable[str]) -> str:
     """What the lines say of the network between nodes, in one sentence; "" if they name none."""
-    seen, carrying, processes = dict[str, None](), dict[str, None](), set[tuple[str, str]]()
+    seen, carrying, largest = dict[str, None](), dict[str, None](), dict[tuple[str, str], int]()
     devices: dict[str, dict[str, None]] = defaultdict(dict)
     ranks, nodes, no_ib = 0, 0, False
     for text in lines:
-        if (process := _PROCESS.search(text)) is not None:
-            processes.add((process[1], process[2]))
-        if (comm := _COMM.search(text)) is not None and int(comm[1]) >= ranks:
+        comm, process = _COMM.search(text), _PROCESS.search(text)
+        if process is not None:
+            own = process[1], process[2]
+            largest[own] = max(largest.get(own, 0), int(comm[1]) if comm is not None else 0)
+        if comm is not None and int(comm[1]) >= ranks:
             ranks, nodes = int(comm[1]), int(comm[2] or nodes)
         if (network := _NETWORK.search(text)) is not None:
             transports = carrying if "via" in network[1] else seen
@@ -37,8 +39,9 @@ def describe_network(lines: Iterable[str]) -> str:
         no_ib = no_ib or _NO_IB in text
     if not (seen or carrying):
         return ""
-    if not nodes and ranks and len(processes) >= ranks:
-        nodes = len({host for host, _ in processes})
+    hosts = [host for (host, _), size in largest.items() if size in (0, ranks)]  # others are of a smaller run
+    if not nodes and ranks and len(hosts) >= ranks:
+        nodes = len({*hosts})
     used = carrying or seen
     transport = "Socket" if "Socket" in used else next(iter(used))
     of_kind = devices["Socket" if transport == "Socket" else "IB"]

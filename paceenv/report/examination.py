@@ -105,16 +105,18 @@ def examine(
     for page in runs.values():
         on_page(page)  # at once, as all else may take minutes
     inputs = recordings.read(pattern, MAX_ROWS)
-    if inputs.apart and against is None and len(paths) == 2:
-        against, paths = paths[0], paths[1:]
+    pair = paths if len(paths) == 2 else () if inputs.steps or inputs.dumps else inputs.several_traces
+    if inputs.apart and against is None and len(pair) == 2:
+        against, paths = pair[0], pair[1:]
         inputs = find_recordings(paths).read(pattern, MAX_ROWS)
     if inputs.several_traces:
-        raise InputError(f"{inputs.several_traces}, or two, which are compared")
+        one = shlex.quote(str(inputs.several_traces[0]))
+        raise InputError(f"{inputs.say_several()}, or two, which are compared: paceenv diagnose {one}")
     earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
     links = _links(inputs, earlier)
     answer, compared = Answer(inputs.notes), _NOTHING
     if inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps or not (runs or links):
-        with output.progress("replay the steps"):
+        with output.progress("diagnose"):
             answer = find_answer(inputs, job)
         compared = _changes(inputs, answer, earlier, (str(against), str(paths[0])))
     verdict, baseline, pacing = None, None, Pacing(why_not=NOT_ASKED)

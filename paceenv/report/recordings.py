@@ -36,13 +36,13 @@ class Recordings:
             return read_inputs(self.files, pattern=pattern, max_rows=max_rows)
         notes: list[str] = []
         with tempfile.TemporaryDirectory() as folder:
-            merged = []
+            merged = dict[Path, Path]()
             for k, path in enumerate(self.runs):
                 run, trace = RunFolder(path), Path(folder) / str(k) / f"{path.name or 'run'}.parquet"
                 trace.parent.mkdir()
                 try:
                     write_merged(run, trace)
-                    merged.append(trace)
+                    merged[trace] = path
                 except InputError as error:
                     notes.append(f"{path}: {error}")
                 notes += run.notes
@@ -53,7 +53,8 @@ class Recordings:
                 if not any(map(_statuses, self.runs)):
                     raise InputError(why) from None
                 inputs = Inputs(None, why_no_trace=why)
-        return replace(inputs, notes=(*notes, *inputs.notes))
+        several = tuple(merged.get(path, path) for path in inputs.several_traces)
+        return replace(inputs, notes=(*notes, *inputs.notes), several_traces=several)
 
 
 def read_trace(paths: Sequence[str | Path]) -> Trace:
