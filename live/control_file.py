@@ -20,7 +20,7 @@ from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.options import DECIDING, PACED, absolute_policy
 from paceenv.live.record.run_folder import json_bytes, read_json
-from paceenv.live.record.snapshot import Snapshot, number
+from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.store_messages import Peers, lead_s
 
 SCHEMA = "paceenv.live.control/1"
@@ -95,6 +95,12 @@ def read_wish(path: Path) -> Wish:
         if typed and wish.mode in MODES and type(wish.from_iteration) is int and 0 <= wish.from_iteration < 1 << 53:
             return wish
     raise InputError(f"{path}: no request as paceenv live set writes it ({SCHEMA})")
+
+
+def off_for_good(status: Snapshot) -> str:
+    """Why an agent takes no request in any more; "" if it does."""
+    reason = text(status, "reason")
+    return f"the agent is off for good: {reason}" if reason and status.get("state") == "off" else ""
 
 
 class ControlReader:
@@ -183,8 +189,8 @@ class ControlReader:
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
         """Why this rank cannot follow a wish; "" if it can."""
         now = self._loop.iterations
-        if self._loop.state == "off" and self._loop.reason:
-            return f"the agent is off for good: {self._loop.reason}"
+        if gone := off_for_good({"state": self._loop.state, "reason": self._loop.reason}):
+            return gone
         if wish.mode not in DECIDING:
             return ""
         if wish.mode in PACED and not self._loop.identity.complete:

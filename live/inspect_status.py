@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
-from paceenv.live.record.findings_text import describe_end
+from paceenv.live.record.findings_text import describe_end, silent
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
-from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, number, text, total
+from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, number, text, total
 from paceenv.live.record.summary import held, shadowed, spent
 from paceenv.ui import output
 
@@ -61,7 +61,8 @@ def print_status(
     cells = [_cells(snapshot, time.time()) for snapshot in shown]
     rows = [[of[name] for name in columns] for of in cells]
     if not few:
-        output.print_table(title, columns, rows, "\n".join(below))
+        below += [line for line in (findings or {"text": ()})["text"] if line.startswith(UNKNOWN)]
+        output.print_table("\n".join([title, *silent(snapshots)]), columns, rows, "\n".join(below))
         return
     lines: list[str] = findings["text"][:MOST_FINDINGS] if findings else []
     below = [note for note in below if note not in lines]
@@ -71,22 +72,12 @@ def print_status(
 def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
     gone = missing(snapshots)
-    newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    lines = [f"no status of {gone} ranks" if gone else "", *_silent(snapshots), *_downgrades(snapshots)]
+    lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     lines += describe_end(snapshots)
-    lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
+    lines += [*(text(s, "canary", "text") for s in snapshots[:1]), *shadowed(snapshots), *held(snapshots)[:1]]
     if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):
         lines.append(f"{spent(snapshots)}; none now")
     return list(filter(None, [*lines, *run.notes]))
-
-
-def _silent(snapshots: Sequence[Snapshot]) -> list[str]:
-    now_s = time.time()
-    silent = [snapshot for snapshot in snapshots if is_silent(snapshot, now_s) and not snapshot.get("gone")]
-    if not silent:
-        return []
-    since = duration(min(age_s(snapshot, now_s) or 0.0 for snapshot in silent))
-    return [f"{name_ranks([int(s['rank']) for s in silent])}: nothing heard for {since}; the rest is from before"]
 
 
 def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:

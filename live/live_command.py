@@ -12,6 +12,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.wording import count
 from paceenv.live import control_file
 from paceenv.live.inspect_status import missing, print_status
+from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
@@ -91,6 +92,9 @@ def set_(
     if not statuses:
         raise InputError(f"{folder}: no rank of attempt {attempt} is running")
     wish = control_file.make_wish(statuses, mode, policy)
+    gone = [f"rank {s['rank']} does not follow: {why}" for s in statuses if (why := control_file.off_for_good(s))]
+    if gone and (mode in DECIDING or len(gone) == len(statuses)):  # else the others may follow
+        raise InputError(f"{folder}: {gone[0]}")
     control_file.write_wish(folder, wish)
     with_policy = f", policy {wish.policy}" if wish.policy else ""
     when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
@@ -120,8 +124,7 @@ def _has_changed(run: RunFolder, snapshot: Snapshot, wish: control_file.Wish) ->
     """Whether a rank has changed over. Raises InputError where it will not."""
     taken: dict[str, Any] = snapshot.get("control") or {}
     state, reason, heard = text(snapshot, "state"), text(snapshot, "reason"), taken.get("id") == wish.id
-    for_good = state == "off" and bool(reason)  # then it takes nothing in any more
-    changed = heard and (not taken.get("waiting") or for_good)
+    changed = heard and bool(not taken.get("waiting") or control_file.off_for_good(snapshot))
     for fails, why in (
         (heard and taken.get("refused"), f"does not follow: {taken.get('refused')}"),
         (snapshot.get("final"), "has ended"),

@@ -65,7 +65,7 @@ class Loop:
         """Called at the first tick, when the rank is known."""
         self._change: Change | None = None
         self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
-        self._off_reason = ""
+        self._off_reason, self._were_off = "", 0
         self.hooks = Hooks(self.fail)
         self.log = Log(HostStamps(clock))
         self.log.overflow, self.log.on_watch = self.catch_up, self.hooks.watch
@@ -175,6 +175,7 @@ class Loop:
         (mode, policy, from_iteration), begins_at = change, self.log.count
         self._read()
         self.control.finish()
+        self._were_off = self.off_iterations
         self.policy, self.options = policy, replace(self.options, mode=mode)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         self.control = self._new_control(begins_at)
@@ -263,6 +264,10 @@ class Loop:
     def iterations(self) -> int:
         """Iterations since the rank was known, watched or not."""
         return self.log.ticks
+
+    @property
+    def off_iterations(self) -> int:
+        return self._were_off + (self.log.ticks - self.control.begins_at if self.control.mode == "off" else 0)
 
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""

@@ -118,6 +118,7 @@ class Output:
                 "state": loop.state,
                 "reason": loop.reason,
                 "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
+                "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),

@@ -17,9 +17,12 @@ from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.identity import Identity
+from paceenv.live.live_command import application
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import Delay
 from paceenv.live.options import make_options
+from paceenv.live.record.run_folder import write_status
+from paceenv.live.record.snapshot import SCHEMA
 from paceenv.live.record.summary import summarise
 from paceenv.live.store_messages import Peers
 
@@ -147,6 +150,15 @@ def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Pa
     (reader := reader_of(tmp_path, watched)).look(False)
     assert not watched.changing
     assert "another one here" in (reader.state() or {})["refused"]
+
+
+def test_agents_that_are_off_for_good_are_asked_for_nothing(tmp_path: Path) -> None:
+    off = {"schema": SCHEMA, "state": "off", "reason": "stopped by the kill file K"}
+    for rank in range(2):
+        write_status(tmp_path, status(rank=rank, **off))
+    with pytest.raises(InputError, match="rank 0 does not follow: the agent is off for good: stopped by the kill file"):
+        application(["set", str(tmp_path), "--mode", "observe"], standalone_mode=False)
+    assert not (tmp_path / "control.json").exists()
 
 
 def running(folder: Path) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy_jobs
 from live_samples import ATTEMPT, run_python, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.live.live_command import application
 from paceenv.live.record.run_folder import write_status
+from paceenv.report.recordings import find_recordings
 
 NOW_S = time.time()
 
@@ -40,6 +42,21 @@ def test_status_has_a_line_per_rank(run: Path, capsys: pytest.CaptureFixture[str
     assert out.count("ended") == 3
     assert re.search(r"silent 1\d\d s", " ".join(out.split()))
     assert "helps by 8.1 % [7.2, 9.0]" in out
+
+
+def test_a_rank_that_has_not_ended_and_is_silent_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for snapshot_ in toy_jobs.run(toy_jobs.SHAPES["ddp"](2), 2, iterations=160):
+        rank = snapshot_["rank"]
+        write_status(tmp_path, snapshot_ | {"attempt": ATTEMPT, "unix_time_s": time.time() - 40.0 * rank})
+    first = re.compile("rank 1: nothing heard for 40(.[0-9])? s; the rest is from before")
+    [page] = find_recordings([tmp_path]).pages().values()
+    live("status", str(tmp_path))
+    for said in (page, capsys.readouterr().out):
+        assert first.match(said.splitlines()[2 if said is page else 1])
+        assert "all ranks arrive on time" not in said
+        assert said.count("on time") == 1, "rank 0"
 
 
 def test_delays_are_told_of_ranks_that_are_paced_now(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import RankSet, unknown
 from paceenv.live.record.side_by_side import Job
-from paceenv.live.record.snapshot import LATE, Snapshot, number
+from paceenv.live.record.snapshot import LATE, ON_TIME, Snapshot, number
 
 SCHEMA: Final = "paceenv.findings/1"
 ALONE: Final = unknown("one rank alone")
@@ -30,6 +30,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     job = Job(snapshots)
     sets = [RankSet(job, places) for places in job.connected()]
     verdicts = {str(job.ranks[place]): verdict for one in sets for place, verdict in one.verdicts.items()}
+    unheard = [str(s["rank"]) for s in words.unheard(job.snapshots)]
+    verdicts |= {rank: unknown("nothing heard from it") for rank in unheard if verdicts[rank]["verdict"] == ON_TIME}
     return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, sets, verdicts)}
 
 

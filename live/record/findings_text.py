@@ -13,7 +13,7 @@ from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.record.rank_sets import RankSet
-from paceenv.live.record.run_folder import is_silent
+from paceenv.live.record.run_folder import age_s, is_silent
 from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
@@ -21,6 +21,7 @@ RESTART = (
     "to restart all ranks after such an end: torchrun --max-restarts N, on gloo with "
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
 )
+UNHEARD = "nothing heard for"
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -32,7 +33,8 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
         key=lambda row: -row[0],
     )
     broke_off = RESTART in ended
-    lines = [*(ended if broke_off else []), *(_late_line(rank_set, team) for _, team, rank_set in late[:LISTED])]
+    lines = [*silent(job.snapshots), *(ended if broke_off else [])]
+    lines += [_late_line(rank_set, team) for _, team, rank_set in late[:LISTED]]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
@@ -76,6 +78,18 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
         how = "was interrupted:" if interrupted else "raised"
         lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
     return [*lines, RESTART] if gone or (raised and not interrupted) else lines
+
+
+def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The ranks that have not ended, as far as is known, and were not heard from for too long: a hang, perhaps."""
+    now_s, ended = time.time(), any(s.get("final") for s in snapshots)
+    return [s for s in snapshots if is_silent(s, now_s) and not _left_no_word(s, ended)]
+
+
+def silent(snapshots: Sequence[Snapshot]) -> list[str]:
+    ranks, now_s = unheard(snapshots), time.time()
+    since = duration(min((age_s(snapshot, now_s) or 0.0 for snapshot in ranks), default=0.0))
+    return [f"{name_ranks([int(s['rank']) for s in ranks])}: {UNHEARD} {since}; the rest is from before"] * bool(ranks)
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

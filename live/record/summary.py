@@ -19,6 +19,7 @@ from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import Findings, find
+from paceenv.live.record.findings_text import UNHEARD
 from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
@@ -59,8 +60,11 @@ def summarise(snapshots: Sequence[Snapshot], findings: Findings | None = None) -
     """The page, by the findings of these snapshots. Facts that all ranks share are taken from the first one."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    waiting = ["Which rank waits for which", *(f"  {line}" for line in (findings or find(ranks))["text"])]
-    sections = (_heading(own, ranks), _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
+    lines = (findings or find(ranks))["text"]
+    first = [line for line in lines[:1] if UNHEARD in line]
+    heading, waiting = _heading(own, ranks), [f"  {line}" for line in lines[len(first) :]]
+    heading[1:1], waiting[:0] = first, ["Which rank waits for which"]
+    sections = (heading, _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
@@ -103,11 +107,12 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
     )
     together = number(own, "step_iterations") or 1.0
-    few, odd = FEW * (seen or 0.0), irregular or 0.0
-    unseen = (seen or 0.0) - together * (number(own, "regular") or 0.0)
+    few, odd, off = FEW * (seen or 0.0), irregular or 0.0, number(own, "off") or 0.0
+    unseen = (seen or 0.0) - off - together * (number(own, "regular") or 0.0)
     lines.append(f"  {count(seen)} iterations")
     lines[-1] += f", times of the newest {count(KEPT_ITERATIONS)}" if (seen or 0.0) > KEPT_ITERATIONS * together else ""
     lines[-1] += f", {count(odd)} unlike the usual" if odd > few else ""
+    lines[-1] += f", {count(off)} while the agent was off" if off > few else ""
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")

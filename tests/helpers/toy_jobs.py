@@ -119,7 +119,7 @@ def run(
         history.take(make_batch(steps[rank], operations[rank], kinds=kinds))
         unseen = Counter(numbers[tuple(g)] for phase in phases if not phase.seen for g in phase.groups if rank in g)
         who = {"schema": "paceenv.live/2", "job": "toy", "attempt": "20261123T053000-3f2a91", "rank": rank}
-        who |= {"world_size": ranks, "host": f"node{rank // 8}", "unix_time_s": 1.8e9, "final": False}
+        who |= {"world_size": ranks, "host": f"node{rank // 8}", "unix_time_s": 4e9, "final": False}
         seen = {"mode": "observe", "state": "observe", "iterations": iterations, "irregular": 0, "events": []}
         groups = {
             "groups": {
