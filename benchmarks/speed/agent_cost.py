@@ -1,10 +1,10 @@
 """What the live agent costs a training job, measured from outside: thread CPU, process CPU, memory and start-up.
 
-Jobs on gloo, or on NCCL where there is a GPU, train with and without the agent in turn, inside one process group. Each
-block with the agent lies between two blocks without it, and its cost is its mean less theirs: a drift of the machine
-cancels. Where the agent delays a rank, the blocks without it sleep as long: what a sleep does to caches is no cost of
-the agent. The agent is used through ``attach``, ``summary`` and ``detach`` only, so that a number means the same for
-every version of it.
+Jobs on gloo, or on NCCL where there is a GPU, run side by side in processes of their own, one without the agent and one
+for each of its modes. They take turns on the same core, a twentieth of a second each, so what drifts on the machine is
+alike in both and cancels. Where the agent delays a rank, the job without it sleeps as long: what a sleep does to caches
+is no cost of the agent. The agent is used through ``attach``, ``summary`` and ``detach`` only, so that a number means
+the same for every version of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import json
 import logging
 import math
 import os
@@ -22,26 +21,25 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from paceenv.core.intervals import Interval
 from paceenv.report.section import Section, print_sections
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TURNS, WARM, BATCHES, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 8, 64
-"""Turns; of a block untimed iterations, after which the agent watches as few as it ever does; batches that are timed;
-iterations of each, so that each batch holds as many that are watched."""
+PROCESSES, WARM, TURNS, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 100, 64
+"""Sets of fresh processes; untimed iterations of each, after which the agent watches as few as it ever does; turns;
+iterations of a turn, so that each holds as many that are watched."""
 ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks that share a GPU talk through sockets: NCCL is told that they sit on different hosts."""
-OWN_S = 20.0
-"""Seconds in which the agent measures its own cost: it does so now and then."""
 FRESH, FRESH_ITERATIONS = 3, 1000
 """Fresh processes for memory and start-up, and iterations of each."""
 WIDTH, LAYERS, BATCH = 256, 4, 16
@@ -112,126 +110,136 @@ JOBS: dict[str, tuple[Callable[[], Iteration], Sequence[str], int]] = {
 waits for nobody, so its times scatter least."""
 
 
-class _Sleep:
-    """Sleeps as the agent did in an earlier block: so often, and so long."""
+def _turn(iteration: Iteration, sleep_s: float = 0.0) -> tuple[float, float]:
+    """CPU microseconds of this thread and of the whole process per iteration, each of which may end with a sleep.
 
-    share = seconds = due = 0.0
-
-    def __call__(self) -> None:
-        self.due += self.share
-        if self.due >= 1.0:
-            self.due -= 1.0
-            time.sleep(self.seconds)
-
-
-def _block(iteration: Iteration, sleep: Iteration = lambda: None) -> tuple[float, float]:
-    """CPU microseconds of this thread and of the whole process per iteration: the lower quartile of the batches.
-
-    Other work on the machine makes some batches dearer, never cheaper. A GPU ends what it was given before the clock
-    runs again: a thread that waits for it spins.
+    A GPU ends what it was given before the clock runs again: a thread that waits for it spins.
     """
-    gc.collect()
-    taken_s = np.zeros((BATCHES + 1, 2))
-    for batch in range(-1, BATCHES):
-        for _ in range(WARM if batch < 0 else TIMED):
-            taken_s[batch] -= time.thread_time(), time.process_time()
-            iteration()
-            sleep()
-            taken_s[batch] += time.thread_time(), time.process_time()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-    thread_us, process_us = 1e6 / TIMED * np.quantile(taken_s[:-1], 0.25, axis=0)
-    return float(thread_us), float(process_us)
+    thread_s, process_s = time.thread_time(), time.process_time()
+    for _ in range(TIMED):
+        iteration()
+        if sleep_s > 0.0:
+            time.sleep(sleep_s)
+    thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return 1e6 / TIMED * thread_s, 1e6 / TIMED * process_s
 
 
 @contextlib.contextmanager
-def _agent(mode: str) -> Iterator[dict[str, Any]]:
-    """The agent in a mode; the value becomes its summary."""
+def _agent(mode: str) -> Iterator[Callable[[], Mapping[str, Any]]]:
+    """The agent in a mode, or none; the value says what its summary is."""
+    if mode == NONE:
+        yield dict
+        return
     from paceenv import live
 
-    agent, summary = live.attach(**MODES[mode]), dict[str, Any]()
+    agent = live.attach(**MODES[mode])
     try:
-        yield summary
-        summary |= agent.summary()
-        assert summary["state"] == MODES[mode]["mode"], summary["reason"]
+        yield agent.summary
+        assert agent.summary()["state"] == MODES[mode]["mode"], agent.summary()["reason"]
     finally:
         with contextlib.redirect_stderr(io.StringIO()):  # the page
             agent.detach()
 
 
-def _paired(iteration: Iteration, modes: Sequence[str]) -> dict[str, Any]:
-    """What each mode adds, one number a turn: a block with the agent less the mean of the two blocks beside it."""
-    columns = ("thread_us", "process_us", "plain_us")
-    found: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in columns} for mode in modes}
-    sleep, before = _Sleep(), (0.0, 0.0)
-    for turn in range(-1, TURNS):  # the first finds out how long the agent sleeps, and warms up
-        for mode in (*modes[turn % len(modes) :], *modes[: turn % len(modes)]):
-            with _agent(mode) as summary:
-                under = _block(iteration)
-            pacing = summary["pacing"]
-            sleep.share, sleep.seconds = pacing["taken"] / (WARM + BATCHES * TIMED), pacing["mean_s"] or 0.0
-            after = _block(iteration, sleep)
-            if turn >= 0:
-                added = [u - 0.5 * (b + a) for u, b, a in zip(under, before, after, strict=True)]
-                for name, value in zip(columns, (*added, after[0]), strict=True):
-                    found[mode][name].append(value)
-            before = after
-    for mode, turns in found.items():
-        turns["own_us"] = [_own_us(iteration, mode, statistics.median(turns["plain_us"]))]
-    return found
-
-
-def _own_us(iteration: Iteration, mode: str, plain_us: float) -> float:
-    """The agent's own figure, microseconds per iteration; not a number if it has none."""
-    count = torch.tensor([int(1e6 * OWN_S / plain_us)], device=DEVICE)
-    if distributed.is_initialized():
-        distributed.broadcast(count, 0)  # as many on every rank
+def _takes_turns(iteration: Iteration, mode: str, parent: Connection) -> None:
+    """Answer each sleep that ``parent`` sends by a turn, and the last word by the agent's summary."""
     with _agent(mode) as summary:
-        for _ in range(int(count)):
+        for _ in range(WARM):
             iteration()
-    own_s = summary["overhead"]["mean_s"]
-    return math.nan if own_s is None else 1e6 * float(own_s)
+        gc.freeze()  # a collection of what PyTorch brought along takes a tenth of a second
+        parent.send(None)
+        os.sched_setaffinity(0, {parent.recv()})  # this thread; those of the agent run where they like
+        while (sleep_s := parent.recv()) is not None:
+            parent.send((*_turn(iteration, sleep_s), summary().get("pacing", {}).get("total_s", 0.0)))
+        parent.send(summary())
 
 
-def _rank(rank: int, ranks: int, port: int, folder: str, job: str, fresh: str) -> None:
-    """One rank of a job, in a process of its own: its result is a JSON file."""
-    os.chdir(folder)  # where the agent may write
-    torch.set_num_threads(1)
-    logging.getLogger("paceenv.live").addHandler(logging.NullHandler())
-    make, modes, _ = JOBS[job]
-    if ranks:
-        settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        os.environ |= {name: str(value) for name, value in settings.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= ONE_CARD | {"NCCL_HOSTID": f"rank{rank}"}
-        distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
-    iteration = make()
-    result = _started(iteration, fresh) if fresh else _paired(iteration, modes)
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
-    if ranks:
-        distributed.barrier()
+def _rank(rank: int, ranks: int, port: int, job: str, mode: str, is_fresh: bool, parent: Connection) -> None:
+    """One rank of a job, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # where the agent may write
+        torch.set_num_threads(1)
+        logging.getLogger("paceenv.live").addHandler(logging.NullHandler())
+        if ranks:
+            settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            os.environ |= {name: str(value) for name, value in settings.items()}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= ONE_CARD | {"NCCL_HOSTID": f"rank{rank}"}
+            distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
+        iteration = JOBS[job][0]()
+        if is_fresh:
+            parent.send(_started(iteration, mode))
+        else:
+            _takes_turns(iteration, mode, parent)
+        if ranks:
+            distributed.barrier()
+        os.chdir("/")
     os._exit(0)  # gloo's threads and the reducer need no orderly end
 
 
-def _run(job: str, fresh: str = "") -> list[dict[str, Any]]:
-    """A job in fresh processes; what each rank found."""
-    ranks, processes = JOBS[job][2], max(JOBS[job][2], 1)
-    with tempfile.TemporaryDirectory() as folder:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        start_processes(_rank, (ranks, port, folder, job, fresh), nprocs=processes)  # type: ignore[no-untyped-call]
-        return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(processes)]
+def _start(job: str, mode: str, is_fresh: bool = False) -> list[Connection]:
+    """Start a job; a connection to each of its ranks."""
+    ranks, context, ranks_of_job = JOBS[job][2], get_context("forkserver"), list[Connection]()
+    context.set_forkserver_preload([__spec__.name])  # PyTorch is imported once, and lies at the same addresses in all
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for rank in range(max(ranks, 1)):
+        ours, theirs = context.Pipe()
+        context.Process(target=_rank, args=(rank, ranks, port, job, mode, is_fresh, theirs), daemon=True).start()
+        theirs.close()  # so that the end of the rank is seen
+        ranks_of_job.append(ours)
+    return ranks_of_job
+
+
+def _ask(ranks: Sequence[Connection], sleep_s: float | None) -> Any:
+    """Let every rank of a job take a turn, or end; what the last one says, the only one that is delayed."""
+    for rank in ranks:
+        rank.send(sleep_s if sleep_s is None or rank is ranks[-1] else 0.0)
+    return [rank.recv() for rank in ranks][-1]
+
+
+def _paired(job: str) -> dict[str, dict[str, float]]:
+    """What each mode adds in one set of processes, microseconds per iteration: medians over turns."""
+    modes, cores = (NONE, *JOBS[job][1]), sorted(os.sched_getaffinity(0))
+    jobs = {mode: _start(job, mode) for mode in modes}
+    for ranks in jobs.values():
+        for rank in ranks:
+            rank.recv()
+    for ranks in jobs.values():
+        for i, rank in enumerate(ranks):
+            rank.send(cores[i % len(cores)])
+    turns: dict[str, list[tuple[float, ...]]] = {mode: [] for mode in modes}
+    slept_s = sleep_s = 0.0
+    for turn in range(TURNS + 1):
+        for mode in modes[turn % len(modes) :] + modes[: turn % len(modes)]:
+            *taken_us, all_slept_s = _ask(jobs[mode], sleep_s if mode == NONE else 0.0)
+            if mode != NONE:
+                sleep_s, slept_s = (all_slept_s - slept_s) / TIMED if slept_s else 0.0, all_slept_s
+            if turn > 0:
+                turns[mode].append(tuple(taken_us))
+    ends = {mode: _ask(jobs[mode], None) for mode in modes}
+    plain = np.array(turns[NONE])
+    found = dict[str, dict[str, float]]()
+    for mode in modes[1:]:
+        thread_us, process_us = np.median(np.array(turns[mode]) - plain, axis=0)
+        own_s = ends[mode]["overhead"]["mean_s"]
+        own_us = math.nan if own_s is None else 1e6 * own_s
+        plain_us = float(np.median(plain[:, 0]))
+        found[mode] = {"thread_us": thread_us, "process_us": process_us, "own_us": own_us, "plain_us": plain_us}
+    return found
 
 
 def _started(iteration: Iteration, mode: str) -> dict[str, float]:
     """Start-up and memory in a process that never had an agent; ``mode`` may be none at all."""
     for _ in range(WARM):
         iteration()
-    one_s = _block(iteration)[1] * 1e-6
+    one_s = _turn(iteration)[1] * 1e-6
     Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     before_mb, wall_s, cpu_s = _memory_mb("VmRSS"), time.perf_counter(), time.process_time()
-    with contextlib.nullcontext() if mode == NONE else _agent(mode):
+    with _agent(mode):
         iteration()
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s - one_s
         for _ in range(FRESH_ITERATIONS):
@@ -263,7 +271,7 @@ def _fresh() -> dict[str, dict[str, float]]:
     runs: Mapping[str, list[dict[str, float]]] = {name: [] for name in (NONE, "observe", "observe, files")}
     for _ in range(FRESH):
         for name, taken in runs.items():
-            taken.append(_run("DDP", name)[0])
+            taken.append(_start("DDP", name, is_fresh=True)[0].recv())
     medians = {
         name: {key: statistics.median(run[key] for run in taken) for key in taken[0]} for name, taken in runs.items()
     }
@@ -277,12 +285,15 @@ def _fresh() -> dict[str, dict[str, float]]:
 def run() -> list[Section]:
     """What the agent adds to an iteration, to a collective, to memory and to the start, measured from outside."""
     rows, cost_us = [], dict[str, float]()
-    for job in JOBS:
-        for mode, turns in _run(job)[-1].items():  # of two ranks the one that is delayed
-            cost, process = _cost(turns["thread_us"]), _cost(turns["process_us"])
-            plain_us, own_us = (statistics.median(turns[name]) for name in ("plain_us", "own_us"))
-            cost_us[job] = cost.value
-            rows.append((job, mode, f"{plain_us:.0f}", _text(cost), f"{own_us:.1f}", _text(process)))
+    for job, (_, modes, _) in JOBS.items():
+        sets = [_paired(job) for _ in range(PROCESSES)]
+        for mode in modes:
+            thread, process, own, plain = (
+                [one[mode][name] for one in sets] for name in ("thread_us", "process_us", "own_us", "plain_us")
+            )
+            cost_us[job] = (cost := _cost(thread)).value
+            plain_us, own_us = statistics.median(plain), statistics.median(own)
+            rows.append((job, mode, f"{plain_us:.0f}", _text(cost), f"{own_us:.1f}", _text(_cost(process))))
     further_us = (cost_us[f"{COLLECTIVES} all-reduces"] - cost_us["1 all-reduce"]) / (COLLECTIVES - 1)
     columns = ("job", "mode", NONE, "added to the thread", "agent's own figure", "added to the process")
     text = (
