@@ -35,7 +35,7 @@ from paceenv.core.intervals import Interval
 from paceenv.report.section import Section, print_sections
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PROCESSES, WARM, TURNS, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 100, 64
+PROCESSES, WARM, TURNS, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 30, 64
 """Sets of fresh processes; untimed iterations of each, after which the agent watches as few as it ever does; turns;
 iterations of a turn, so that each holds as many that are watched."""
 ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
@@ -182,7 +182,7 @@ def _rank(rank: int, ranks: int, port: int, job: str, mode: str, is_fresh: bool,
 def _start(job: str, mode: str, is_fresh: bool = False) -> list[Connection]:
     """Start a job; a connection to each of its ranks."""
     ranks, context, ranks_of_job = JOBS[job][2], get_context("forkserver"), list[Connection]()
-    context.set_forkserver_preload([__spec__.name])  # PyTorch is imported once, and lies at the same addresses in all
+    context.set_forkserver_preload(["torch.nn.parallel"])  # once, and at the same addresses in all
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
