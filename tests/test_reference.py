@@ -69,7 +69,7 @@ def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within:
     ],
 )
 def test_both_engines_agree_on_every_shipped_cluster(name: str, iterations: int) -> None:
-    agree(load_cluster(name), 3, iterations)
+    assert agree(load_cluster(name), 3, iterations).step_ET.shape == (1, iterations)
 
 
 # Jobs with one collective a step
@@ -221,7 +221,7 @@ def _transfer(rng: random.Random, communicator: str, *, in_background: bool) -> 
 def test_random_programs_agree(seed: int) -> None:
     """Every third one holds back, every fourth one has a tenant."""
     pace = None if seed % 3 else ("defer", 0.0, 0.1)
-    agree(random_program(seed), seed, 6, pace)
+    assert agree(random_program(seed), seed, 6, pace).step_ET.shape == (1, 6)
 
 
 # How links are shared
