@@ -142,7 +142,7 @@ paces = choose([None, *((name, 0.0, 0.3) for name in pacing.MECHANISMS)])
 @settings(derandomize=True, max_examples=30, phases=(Phase.explicit, Phase.generate))
 @given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
 def test_random_clusters_agree(config: Cluster, pace: Any, seed: int) -> None:
-    agree(config, seed, 25, pace, 1e-5)
+    assert agree(config, seed, 25, pace, 1e-5).step_ET.shape == (1, 25)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ class Step:
                 self._release(r, self.transfers[o], at_s)
                 rank.awaits, since_s = self.transfers[o], at_s
                 at_s = yield max(rank.awaits.free.get(r, math.inf), at_s)
+                at_s = max(at_s, since_s)  # a short transfer is known to be through only after its mean length
                 rank.awaits = None
                 rank.waited_s += at_s - since_s
                 rank.paid_s += (at_s - since_s) * pays
