@@ -48,8 +48,8 @@ def status(
 ) -> None:
     """State, step time, waits, pacing of the ranks, and the age of their last status.
 
-    Examples: paceenv live status runs/mine -- paceenv live status runs/mine --watch -- in a pipeline:
-    paceenv live status runs/mine --json status.json
+    Examples: paceenv live status runs/mine -- paceenv live status runs/mine --watch
+    -- paceenv live status runs/mine --json status.json
     """
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")

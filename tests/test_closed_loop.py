@@ -83,19 +83,19 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     plan = scenario().loop
     fitted = load_cluster("unequal-slack")
     rule = default_rule(scenario())
-    contest = plan.contest([rule])
-    iterations = contest.after(plan.pairs)
+    schedule = plan.schedule([rule])
+    iterations = schedule.after(plan.pairs)
     same = Predictor([fitted] * 4, plan, 2, 0, iterations)
     vague = Predictor(
         [fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, 2, 0, iterations
     )
-    sharp, wide = same.predict(rule, contest), vague.predict(rule, contest)
+    sharp, wide = same.predict(rule, schedule), vague.predict(rule, schedule)
     assert sharp.always.high < -0.1
     assert sharp.blocks.value == pytest.approx(sharp.always.value, abs=0.02)
     assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
     many, few = vague.passive["step_s"], same.passive["step_s"]
     assert many.high - many.low > 3.0 * (few.high - few.low)
-    nothing = same.predict("passive", contest)
+    nothing = same.predict("passive", schedule)
     assert nothing.always.value == 0.0
     assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what blocks of nothing read
 
@@ -139,7 +139,7 @@ def _snapshot(state: str = "canary", reason: str = "", **candidate: Any) -> dict
     return {"state": state, "reason": reason, "canary": {"candidates": [mine, other]}}
 
 
-def test_a_contest_in_which_no_transfer_was_held_says_so() -> None:
+def test_a_run_in_which_no_transfer_was_held_says_so() -> None:
     why = "transfers of process group 1 are not held back: its backend is mpi"
     idle = {"pacing": {"holds": 7, "held": 0}, "events": [{"text": why}, {"text": "mode canary"}]}
     wanted = f"rule defer was on in 14 iterations of ranks and held no transfer back: {why}"
@@ -188,7 +188,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert set(rows) == {"constant", "default", "adaptive", "paper", "learned"}
     assert {one.policy for one in rows.values()} == set(names)
     simulated = report["simulated"]
-    for real in (report["observed"], report["contest"]["unpaced"]):
+    for real in (report["observed"], report["measured"]["unpaced"]):
         assert simulated["step_s"].value == pytest.approx(real["step_s"].value, rel=0.05)
     assert simulated["cv"] == pytest.approx(report["observed"]["cv"], abs=0.03)
     constant, paper = rows["constant"], rows["paper"]

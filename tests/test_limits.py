@@ -100,7 +100,7 @@ def test_a_suite_and_a_command_may_have_other_limits(capsys: pytest.CaptureFixtu
     def gain(*options: str) -> float:
         arguments = ["evaluate", "static", "--suite", str(tmp_path / "s.yaml"), *options, "--json", "-"]
         assert application.run(arguments) == 0
-        [row] = [row for row in json.loads(capsys.readouterr().out) if row["policy"] == "static"]
+        [row] = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["policy"] == "static"]
         return float(row["throughput_gain"])
 
     suite = "name: s\ncases: [{cluster: incast-shallow}]\nseeds: 2\niterations: 400\n"

@@ -38,14 +38,14 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
     plain |= {"loop": {"job": "pairs", "expect": "helps", "quiet_first": 20, "block_iterations": 20}}
     scenario = config_files.parse(Scenario, plain, "test")
     agent = [*agent_options(scenario.loop, "canary"), "--policy", POLICY, "--seed", "7"]
-    iterations, tries = scenario.loop.contest_iterations([POLICY], PAIRS), 0
+    iterations, tries = scenario.loop.measure_iterations([POLICY], PAIRS), 0
     while True:
         result = run_scenario(scenario, tmp_path / str(tries), agents={"pairs": agent}, iterations=iterations)
         job, tries = result["pairs"], tries + 1
         ends = [(s["canary"]["low"], s["canary"]["high"]) for s in job.snapshots]
         if tries == TRIES or all(None not in end and end[1] - end[0] <= NOISY for end in ends):
             break
-    pairs = paired_blocks(scenario.loop.contest([POLICY], 7), len(job.step_s_T))[1]
+    pairs = paired_blocks(scenario.loop.schedule([POLICY], 7), len(job.step_s_T))[1]
     measured = (
         1.0
         - np.concatenate([job.step_s_T[on] for _, on in pairs]).mean()

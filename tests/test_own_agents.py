@@ -188,7 +188,7 @@ CONSTANT = "static:phase_shift=0.1/0.2"
 def test_evaluate_compares_agents_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = ["my_agent:Mine", "my_agent:Plain"]
     assert application.run(["evaluate", *mine, CONSTANT, "--seeds", "2", "-i", "60", "--json", "-"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["rows"]
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in rows}
     clusters = {cluster for _, cluster in gains}
     assert len(gains) == 4 * len(clusters)

@@ -111,7 +111,7 @@ def test_a_finished_sweep_leaves_what_people_look_at(
     options = ["--seeds", "2", "-i", "60", "--json", str(scores)]
     command = ["evaluate", best["candidate"], str(out / "policy.safetensors"), "--suite", suite, *options]
     assert application.run(command) == 0
-    gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in json.loads(scores.read_text())}
+    gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in json.loads(scores.read_text())["rows"]}
     for cluster in ("two-jobs", "incast-shallow"):
         assert gains["policy", cluster] == pytest.approx(gains[best["candidate"], cluster], abs=2e-4)
     capsys.readouterr()

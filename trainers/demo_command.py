@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
+from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.training.train_config import load_train_config
-from paceenv.trainers.training.training_run import train_into
+from paceenv.trainers.training.training_run import train
 from paceenv.ui import figures, output
+from paceenv.ui.run_directory import prepare_folder
 
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
@@ -35,10 +37,12 @@ def demo(
     config = config if timesteps is None else config.model_copy(update={"total_timesteps": timesteps})
     suite = load_suite("demo")
     output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
-    trained = train_into(config, out)
-    # `learned` is the policy that ships
-    policy = str(Path(trained["policy"]).rename(out / "trained.safetensors"))
-    output.say(f"wrote {policy}, sha256 {trained['sha256'][:16]}")
+    policy = str(prepare_folder(out) / "trained.safetensors")  # `learned` is the policy that ships
+    with output.progress(f"train {config.name}", config.total_timesteps) as done:
+        run = train(config, done)
+    digest = save_policy(policy, run.result())
+    result_plots.learning_curve(run.curve.rows, out / "learning-curve.png")
+    output.say(f"wrote {policy}, sha256 {digest[:16]}")
     static = search_static(suite, "best static setting").best()
     result = evaluate([static, "paper", "adaptive", policy, "clairvoyant"], suite, "compare")
     nulls = _compare_nulls(policy, static)
@@ -46,8 +50,8 @@ def demo(
         drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
         figures.save(drawn, out / "ranks-over-time.png")
     for one in (result, nulls):
-        score_table.show(one, [policy, static], "Gain: throughput against passive.")
-    output.write_json([row for one in (result, nulls) for row in score_table.as_json(one)], str(out / "scores.json"))
+        score_table.show(one, [policy, static])
+    output.write_json([score_table.as_json(one, [policy, static]) for one in (result, nulls)], str(out / "scores.json"))
     gains = [f"{one:+z.2%}" for one in (result.total(policy).gain, result.total(static).gain, nulls.total(policy).gain)]
     output.say(
         f"trained gains {gains[0]} throughput, the best constant {gains[1]}; where nothing is to gain {gains[2]}"

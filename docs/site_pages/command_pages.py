@@ -41,8 +41,8 @@ def _with_subcommands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def help_and_examples(command: Any) -> tuple[str, list[str]]:
     """The help of a command without its examples, and the examples as command lines."""
     text, _, examples = (command.help or "").partition("Examples:")
-    lines = re.split(r"\s+--\s+(?=paceenv |torchrun )", " ".join(examples.split()))
-    return text.strip(), [line for line in lines if line]
+    lines = re.split(r"\s+--\s+(?=paceenv )|\n\n", examples)
+    return text.strip(), [" ".join(line.split()) for line in lines if line]
 
 
 def _allowed(kind: Any) -> str:

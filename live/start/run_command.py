@@ -30,23 +30,27 @@ train; learned (the released one); both also with :preference=0.3. Or a rule: pa
 static:slack=0.02/0.4 (threshold/window), or static:my-cluster.yaml for the pacing of a cluster config."""
 HELP = """Run a training script with the agent attached, without a line changed in it.
 
-\b
-paceenv live run --nproc-per-node 8 train.py --lr 3e-4
-paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
-srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
-torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4
-
-Begin with the first: it only observes, and reports at the end where the step went and which rank waits for which. Watch
-it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test: every rank
-alternates paired blocks with and without pacing, and measures whether pacing pays) and active (paces nine of ten
-blocks). Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
+Begin with the first example: it only observes, and reports at the end where the step went and which rank waits for
+which. Watch it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test:
+every rank alternates paired blocks with and without pacing, and measures whether pacing pays) and active (paces nine of
+ten blocks). Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
 
 paceenv live run takes the options of torchrun (--nnodes, --nproc-per-node, --rdzv-endpoint, ...; all of them: torchrun
 --help) and those below, in any order, before the script. Without --nproc-per-node: a rank for each GPU, or one rank. In
 a process that torchrun, srun or an operator has started as a rank it runs the script in place, as -m paceenv.live does
 everywhere; options of torchrun are not allowed there. Everything after the script's name belongs to the script. Ends
 with the exit code of the job, or with 2 for a mistake in the command line, before anything has started.
-PACEENV_LIVE=off in the environment switches the agent off."""
+PACEENV_LIVE=off in the environment switches the agent off.
+
+Examples:
+
+paceenv live run --nproc-per-node 8 train.py --lr 3e-4
+
+paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
+
+srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
+
+torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4"""
 IN_PLACE = "in place"
 """The context's object where this process runs the script itself, whatever its environment says."""
 SETTINGS = {"allow_interspersed_args": False}
@@ -139,7 +143,7 @@ def prepare(
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
-    elif os.environ.get(KILL_SWITCH, "off") != "off" and os.environ.get("RANK", "0") == "0":
+    elif os.environ.get("RANK", "0") == "0":
         say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off, as any value but on and 1 does")
     return [*(["-m"] if module else []), *script]
 

@@ -163,14 +163,14 @@ class LoopPlan(Config):
         """Of every delay, in the job and in its simulation."""
         return replace(LIMITS, quiet_first=self.quiet_first)
 
-    def contest(self, policies: Sequence[str], seed: int = 0) -> Plan:
+    def schedule(self, policies: Sequence[str], seed: int = 0) -> Plan:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
         blocks = [block_plan(find_policy(policy).policy, self.block_iterations) for policy in policies]
         return Plan(seed, blocks, begin=self.quiet_first)
 
-    def contest_iterations(self, policies: Sequence[str], pairs: int) -> int:
+    def measure_iterations(self, policies: Sequence[str], pairs: int) -> int:
         """Iterations of such a run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
-        return 1 + self.contest(policies).after(pairs) + 5
+        return 1 + self.schedule(policies).after(pairs) + 5
 
 
 class Scenario(Config):

@@ -6,10 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
 
 from paceenv import __version__
 from paceenv.core.errors import InputError, did_you_mean, needs
@@ -90,14 +88,16 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
+    import inspect
+
     import typer
 
-    command = entry.load()
-    if isinstance(command, typer.Typer):
-        application = command
-    else:
+    application = command = entry.load()
+    if not isinstance(command, typer.Typer):
         application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        application.command(help=_help(command))(command)
+        application.command()(command)
+    for one in application.registered_commands:
+        one.help = _help(one.help or inspect.getdoc(one.callback) or "")
     name = f"paceenv {entry.name}"
     try:
         result = application(args=arguments, prog_name=name, standalone_mode=False)
@@ -111,11 +111,9 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _help(command: Callable[..., Any]) -> str:
+def _help(text: str) -> str:
     """What a command's docstring says, each paragraph and each of its examples on a line."""
-    import inspect
-
-    text, heading, examples = (inspect.getdoc(command) or "").partition("Examples: ")
+    text, heading, examples = text.partition("Examples: ")
     lines = (" ".join(line.split()) for line in re.split(r"\s--\s+(?=paceenv)", examples))
     paragraphs = (" ".join(part.split()) for part in f"{text}{heading}".split("\n\n"))
     return "\n\n".join([*paragraphs, *lines])

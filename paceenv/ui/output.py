@@ -13,12 +13,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceenv.core.files import atomic_write
 from paceenv.core.plain import plain
-from paceenv.core.wording import duration
 
 _LONGEST_NUMBER = 40
 """Characters, with its interval and unit."""
@@ -37,12 +36,22 @@ def write_json(data: Any, where: str | None) -> bool:
     return where != "-"
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table of plain text between its title and a note, or only these; columns of numbers to the right."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", spare: Sequence[str] = ()
+) -> None:
+    """Print a table of plain text between its title and a note, or only these; columns of numbers to the right.
+
+    Columns at the end that are ``spare`` are left out where there is no room.
+    """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:
-        console.print(_table(Table(), columns, rows))
+        table, kept, unlimited = _table(Table(), columns, rows), len(columns), console.options.update(width=1000)
+        while columns[kept - 1] in spare and console.measure(table, options=unlimited).maximum > console.width:
+            kept -= 1
+            table = _table(Table(), columns[:kept], [row[:kept] for row in rows])
+        console.print(table)
+        note = f"In a wider window: {', '.join(columns[kept:])}.\n{note}" if kept < len(columns) else note
     if note:
         console.print(escape(note))
 
@@ -108,7 +117,7 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
         with _lines(description, total) as done:
             yield done
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.update(task, completed=done)
@@ -116,18 +125,24 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
 
 @contextmanager
 def _lines(description: str, total: float | None) -> Iterator[Callable[[float], None]]:
-    """Write lines while the work goes on, on a thread of their own: silent work is reported, too."""
-    began_s, ended, marks = time.monotonic(), threading.Event(), list[tuple[float, float]]()
+    """Write lines while the work goes on, on a thread of their own: silent work is reported, too.
+
+    They do not say how long it will take, as parts of the work differ in length.
+    """
+    began_s, ended, last = time.monotonic(), threading.Event(), 0.0
 
     def mark(done: float) -> None:
-        marks[1:] = [(time.monotonic(), done)]  # the first and the last
+        nonlocal last
+        last = done
 
     def write() -> None:
         wait_s = FIRST_S
         while not ended.wait(wait_s):
+            minutes, rest = divmod(round(time.monotonic() - began_s), 60)
+            share = f"{min(100.0 * last / total, 100.0):.0f} %, " if total and last > 0.0 else ""
+            so_far = f"{minutes} min {rest} s so far" if minutes else f"{rest} s so far"
             with suppress(OSError, ValueError):  # the stream is gone
-                line = progress_line(description, marks or [(began_s, 0.0)], total, began_s, time.monotonic())
-                print(line, file=sys.stderr, flush=True)
+                print(f"{description}: {share}{so_far}", file=sys.stderr, flush=True)
             wait_s = NEXT_S
 
     thread = threading.Thread(target=write, name="paceenv-progress", daemon=True)
@@ -137,23 +152,3 @@ def _lines(description: str, total: float | None) -> Iterator[Callable[[float], 
     finally:
         ended.set()
         thread.join()
-
-
-def progress_line(
-    description: str, marks: Sequence[tuple[float, float]], total: float | None, began_s: float, now_s: float
-) -> str:
-    """``train: 40 %, 20 s so far, about 30 s left``, by the pace since the first mark: what came before was no work.
-
-    Args:
-        marks: when how much was done, the first and the last report.
-    """
-    (first_s, first), (_, last) = marks[0], marks[-1]
-    minutes, rest = divmod(round(now_s - began_s), 60)
-    so_far = f"{minutes} min {rest} s so far" if minutes else f"{rest} s so far"
-    if not total or last <= 0.0:
-        return f"{description}: {so_far}"
-    left = ""
-    if first < last < total:
-        left_s = (total - last) / (last - first) * (now_s - first_s)
-        left = f", about {duration(max(round(left_s), 1))} left"
-    return f"{description}: {min(100.0 * last / total, 100.0):.0f} %, {so_far}{left}"

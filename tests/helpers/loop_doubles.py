@@ -91,7 +91,7 @@ class SimulatedTestbed:
         self.runs.append(options)
         assert not out.exists(), "a run needs a new folder"
         if "--candidates" in options:
-            step_s_T, snapshots = _contest(scenario, load_cluster(TRUTH), options, iterations - 1)
+            step_s_T, snapshots = _measure(scenario, load_cluster(TRUTH), options, iterations - 1)
         else:
             (out / job).mkdir(parents=True)
             simulator = start(load_cluster(TRUTH), np.array([len(options)]))
@@ -104,24 +104,24 @@ class SimulatedTestbed:
         return {job: JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)}
 
 
-def _contest(
+def _measure(
     scenario: Scenario, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Every candidate on a simulator of its own, on the same noise; its turns are taken from that run."""
     names = options["--candidates"].split(SEPARATOR)
     plan = scenario.loop
-    contest = plan.contest(names, int(options["--seed"]))
+    schedule = plan.schedule(names, int(options["--seed"]))
     step_s_T = np.empty(iterations)
     for k, name in enumerate(names):
         # with the limits that the agents' guard has
         policy, simulator = select_policy(name, cluster), start(cluster, np.array([len(options)]), limits=plan.limits)
         assert isinstance(policy, Policy)
-        on_T, pair_T = paired_blocks(contest, iterations, k)[0], [contest.turn(i).pair for i in range(iterations)]
+        on_T, pair_T = paired_blocks(schedule, iterations, k)[0], [schedule.turn(i).pair for i in range(iterations)]
         own_T = on_T | [pair is not None and pair[1] == k for pair in pair_T] | (k == 0)  # the first has what is left
         step_s_T[own_T] = run_in_blocks(policy, simulator, on_T, plan.quiet_first)[0][0][own_T]
-    experiment = Experiment(names, contest)
+    experiment = Experiment(names, schedule)
     for i, step_s in enumerate(step_s_T.tolist()):
-        experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))
+        experiment.add(i, step_s, 0.01 * (schedule.turn(i).arm is not None))
     experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
     return step_s_T, [{"state": options["--mode"], **experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8

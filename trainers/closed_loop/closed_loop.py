@@ -1,4 +1,4 @@
-"""The closed loop on a testbed scenario: observe, probe, calibrate, tailor, predict, contest.
+"""The closed loop on a testbed scenario: observe, probe, calibrate, train, predict, measure.
 
 Talks to the testbed, which runs real jobs, to the calibration, the simulator and the report.
 ``paceenv.trainers.closed_loop.paired_blocks`` computes the effect of blocks with pacing from the steps that the job
@@ -33,15 +33,15 @@ from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
 from paceenv.ui.run_directory import prepare_folder
 
-STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
+STAGES = ("observe", "probe", "calibrate", "train", "predict", "measure")
 """The stages; those with a real run have a folder of that name."""
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
 CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
-"""In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
+"""Measured by default: the best static setting of a search on the calibrated cluster, the mechanism's default
 rule, two hand-written rules, the released policy, and one trained on clusters drawn from this job's calibration."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
 """Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
-TAILOR_S = 60.0
+TRAIN_S = 60.0
 """Seconds to train a policy for this job."""
 WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
@@ -79,9 +79,9 @@ class ClosedLoop:
         passive, candidates = self._predict(fitted, clusters, roles)
         notes = left_out(self.scenario)
         if TAILORED in self.candidates and not any(TAILORED in of_policy for of_policy in roles.values()):
-            notes.insert(0, "no policy was tailored: no setting gains anything on the calibrated cluster")
+            notes.insert(0, "no policy was trained: no setting gains anything on the calibrated cluster")
         stages = {"observed": observed, "probe": probed, "simulated": passive, "calibration": fit.parameters}
-        report = sim_to_real_report.build(self.scenario, stages, candidates, self._contest(candidates), notes)
+        report = sim_to_real_report.build(self.scenario, stages, candidates, self._measure(candidates), notes)
         sim_to_real_report.write(report, self.out)
         return report
 
@@ -105,7 +105,7 @@ class ClosedLoop:
 
     def _real(self, stage: str, iterations: int, *more: str) -> JobResult:
         """Run the real job with the agent."""
-        plan, mode = self.scenario.loop, "canary" if stage == "contest" else stage
+        plan, mode = self.scenario.loop, "canary" if stage == "measure" else stage
         agents = {plan.job: [*agent_options(plan, mode), *more]}
         with output.progress(f"{self.scenario.name}: {stage}", iterations) as done:
             # noise of its own for every run: a policy meets other noise than the calibration
@@ -133,7 +133,7 @@ class ClosedLoop:
         return fit
 
     def _roles(self, clusters: Sequence[Cluster]) -> dict[str, list[str]]:
-        """The policies of the contest, each with its roles; a policy may have several. Raises InputError for none."""
+        """The policies to measure, each with its roles; a policy may have several. Raises InputError for none."""
         makers = {CONSTANT: self._search, DEFAULT: lambda _: default_rule(self.scenario), TAILORED: self._tailored}
         roles_of = dict[str, list[str]]()
         for role in self.candidates:
@@ -159,14 +159,14 @@ class ClosedLoop:
         return search_static(suite, "best static setting").best()
 
     def _tailored(self, clusters: Sequence[Cluster]) -> str | None:
-        """A policy trained on the drawn clusters for :data:`TAILOR_S`; None where no setting gains anything on them."""
+        """A policy trained on the drawn clusters for :data:`TRAIN_S`; None where no setting gains anything on them."""
         from paceenv.trainers.training.job_training import train_for_job  # PyTorch: slow to import
 
         plan = self.scenario.loop
-        with output.progress("tailor", TAILOR_S) as done:
+        with output.progress("train", TRAIN_S) as done:
             trained = train_for_job(
                 clusters,
-                seconds=TAILOR_S,
+                seconds=TRAIN_S,
                 seed=self.seed,
                 mechanisms=[plan.mechanism],
                 limits=plan.limits,
@@ -183,24 +183,24 @@ class ClosedLoop:
     ) -> tuple[Found, list[Candidate]]:
         """The job without pacing, and what each candidate does to its step, simulated."""
         plan, candidates = self.scenario.loop, list[Candidate]()
-        contests = {policy: plan.contest([policy], self.seed) for policy in roles}
-        iterations = max(contest.after(plan.pairs) for contest in contests.values())
+        schedules = {policy: plan.schedule([policy], self.seed) for policy in roles}
+        iterations = max(schedule.after(plan.pairs) for schedule in schedules.values())
         predictor = Predictor(clusters, plan, self.seeds, 1000 * self.seed, iterations)
         with output.progress("predict", len(roles)) as done:
-            for policy, contest in contests.items():
-                predicted = predictor.predict(policy, contest)
+            for policy, schedule in schedules.items():
+                predicted = predictor.predict(policy, schedule)
                 candidates.append(replace(predicted, roles=roles[policy], sha256=find_policy(policy).sha256))
                 done(len(candidates))
         return Predictor([fitted], plan, DRAWS * self.seeds, 1000 * self.seed, iterations).passive, candidates
 
-    def _contest(self, candidates: Sequence[Candidate]) -> Found:
+    def _measure(self, candidates: Sequence[Candidate]) -> Found:
         """Run the real job with candidates that take turns, and measure what each of them does to its steps."""
         from paceenv.trainers.training.training_run import git_commit
 
         plan, seed, policies = self.scenario.loop, 2 * self.seed, [one.policy for one in candidates]
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
-        result = self._real("contest", plan.contest_iterations(policies, plan.pairs), *more)
-        measured = measure(result, plan.contest(policies, seed), candidates, self.scenario.job(plan.job).ranks)
+        result = self._real("measure", plan.measure_iterations(policies, plan.pairs), *more)
+        measured = measure(result, plan.schedule(policies, seed), candidates, self.scenario.job(plan.job).ranks)
         return {**measured, "seed": seed, "date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
 
 

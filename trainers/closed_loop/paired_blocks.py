@@ -38,7 +38,7 @@ Pairs = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 @dataclass(eq=False)
 class Candidate:
-    """A policy of the loop: what it is predicted to do to the job, and from the contest on what it did.
+    """A policy of the loop: what it is predicted to do to the job, and once measured what it did.
 
     The arrays are logarithms of mean step times with pacing over those without: simulated, always on and in blocks,
     and measured, pair by pair. Effects are relative changes of the mean step; below 0 steps are shorter with pacing.
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def blocks(self) -> Interval:
-        """Predicted as the contest measures it."""
+        """Predicted as it is measured."""
         return change(one_more(self.blocks_N))
 
     @property
@@ -168,21 +168,21 @@ def mean_step(step_s_T: Array) -> Found:
     return {"step_s": Interval(*moved), "cv": float(step_s_T.std() / mean)}
 
 
-def measure(result: JobResult, contest: Plan, candidates: Sequence[Candidate], ranks: int) -> Found:
-    """Fill in what a contest measured of its candidates; returns its steps without pacing, its blocks and a note."""
+def measure(result: JobResult, schedule: Plan, candidates: Sequence[Candidate], ranks: int) -> Found:
+    """Fill in what a run measured of its candidates; returns its steps without pacing, its blocks and a note."""
     step_s_T, unpaced = result.step_s_T, [np.empty(0)]
     for k, candidate in enumerate(candidates):
         candidate.agents = candidate_agents(result.snapshots, k, ranks)
-        pairs = paired_blocks(contest, len(step_s_T), k)[1][: candidate.agents["paced_pairs"]]
+        pairs = paired_blocks(schedule, len(step_s_T), k)[1][: candidate.agents["paced_pairs"]]
         candidate.measured_P = log_ratios(step_s_T[None], pairs)[0]
         unpaced += [step_s_T[off] for off, _ in pairs]
-    blocks = _course(contest, [one.policy for one in candidates], result.end_s_T - result.end_s_T[0], step_s_T)
+    blocks = _course(schedule, [one.policy for one in candidates], result.end_s_T - result.end_s_T[0], step_s_T)
     return {"unpaced": mean_step(np.concatenate(unpaced)), "blocks": blocks, "unheld": unheld(result.snapshots)}
 
 
-def _course(contest: Plan, policies: Sequence[str], end_s_T: Array, step_s_T: Array) -> list[Found]:
+def _course(schedule: Plan, policies: Sequence[str], end_s_T: Array, step_s_T: Array) -> list[Found]:
     """Each block's policy (None: no pacing), end and mean step, seconds; without the steps in which the job settles."""
-    turns = [contest.turn(i) for i in range(len(step_s_T))]
+    turns = [schedule.turn(i) for i in range(len(step_s_T))]
     blocks = [list(block) for _, block in groupby(range(len(turns)), lambda i: (turns[i].counted, turns[i].arm))]
     return [
         {

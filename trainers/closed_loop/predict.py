@@ -57,9 +57,9 @@ class Predictor:
         mean_s_N = step_s_NT.mean(axis=1)
         return {"step_s": one_more(mean_s_N), "cv": float((step_s_NT.std(axis=1) / mean_s_N).mean())}
 
-    def predict(self, policy: str, contest: Plan) -> Candidate:
-        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
-        on_T, pairs = paired_blocks(contest, len(self._always_T))
+    def predict(self, policy: str, schedule: Plan) -> Candidate:
+        """One policy, by name or file, always on and in the blocks of the first candidate of ``schedule``."""
+        on_T, pairs = paired_blocks(schedule, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)

@@ -1,4 +1,4 @@
-"""The report of a closed loop, predictions beside measurements: Markdown, JSON, tables, pictures, one sentence."""
+"""The report of a closed loop, predictions beside schedules: Markdown, JSON, tables, pictures, one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, shown
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures, output
 
-SCHEMA = "paceenv.loop/3"
+SCHEMA = "paceenv.loop/4"
 CONSTANTS = ("constant", "default")
 """Roles of candidates that are constant settings; the better one as measured is what the others are held to."""
 _DRAWN = {
@@ -30,9 +30,9 @@ _DRAWN = {
 
 
 def build(
-    scenario: Scenario, stages: Found, candidates: Sequence[Candidate], contest: Found, notes: Sequence[str]
+    scenario: Scenario, stages: Found, candidates: Sequence[Candidate], measured: Found, notes: Sequence[str]
 ) -> Found:
-    """The report; ``stages`` are the results of those before the contest, by the report's keys."""
+    """The report; ``stages`` are the results of those before the measurement, by the report's keys."""
     constants = [one for one in candidates if set(one.roles) & set(CONSTANTS) and len(one.measured_P)]
     reference = min(constants, key=lambda one: one.measured.value, default=None)
     helpful = [one for one in candidates if one.always.high < 0.0]
@@ -53,8 +53,8 @@ def build(
         "chosen": chosen,
         "reference": None if reference is None else reference.policy,
         "against": {one.policy: one.against(reference) for one in candidates if reference and one is not reference},
-        "contest": contest,
-        "notes": [note for note in (*notes, *map(_stopped, candidates), contest["unheld"]) if note],
+        "measured": measured,
+        "notes": [note for note in (*notes, *map(_stopped, candidates), measured["unheld"]) if note],
         "verdict": verdict(candidates, chosen["policy"]),
     }
 
@@ -69,7 +69,7 @@ def verdict(candidates: Sequence[Candidate], chosen: str) -> str:
 
 
 def _stopped(one: Candidate) -> str:
-    """Of a policy that did not pace to the end of the contest, why; else empty."""
+    """Of a policy that did not pace to the end of the measurement, why; else empty."""
     if one.agents["paced_pairs"] is None:
         return ""
     why, more = (one.agents["stopped"] or ["no reason given"])[0] or "no reason given", len(one.agents["stopped"]) - 1
@@ -90,7 +90,7 @@ def _picture(report: Found, path: Path) -> None:
     rows = report["policies"]
     figure, (course, panel) = figures.stack([2.4, 0.7 + 0.45 * len(rows)])
     for policy in (None, *(row.policy for row in rows)):
-        blocks = [block for block in report["contest"]["blocks"] if block["policy"] == policy]
+        blocks = [block for block in report["measured"]["blocks"] if block["policy"] == policy]
         ends_min, steps_ms = [b["end_s"] / 60.0 for b in blocks], [1e3 * b["mean_s"] for b in blocks]
         shade, name = ("#555555", "no pacing") if policy is None else (None, label(policy))
         course.plot(ends_min, steps_ms, "o", ms=5, color=shade, label=name)
@@ -138,7 +138,7 @@ def sections(report: Found) -> list[Section]:
     job = list[tuple[str, ...]]()
     for run, more in (
         (report["observed"], ""),
-        (report["contest"]["unpaced"], ", the contest's blocks without pacing"),
+        (report["measured"]["unpaced"], ", the blocks without pacing"),
     ):
         if not math.isnan(run["cv"]):
             mean, cv = ("", "") if more else (_interval_ms(simulated["step_s"]), f"{simulated['cv']:.3f}")
@@ -148,7 +148,7 @@ def sections(report: Found) -> list[Section]:
     made = [
         Section(
             "The job without pacing",
-            ["calibrated to the run in the first two rows; the contest's blocks without pacing are another run"],
+            ["calibrated to the run in the first two rows; the blocks without pacing are of another run"],
             ("", "measured", "simulated", "difference"),
             job,
         ),

@@ -57,10 +57,10 @@ def run_on_testbed(
     of it, however it ends.
 
     With --loop the stages are: observe (the real job, watched by the agent), probe (the same with tiny random delays,
-    where the scenario asks for it), calibrate (a cluster with errors from those traces), tailor (the best static
-    setting, and a policy trained for this job), predict (each candidate, simulated; the best one
-    whose predicted effect excludes 0 is chosen), contest (the real job, on which all candidates take turns in paired
-    blocks with and without pacing).
+    where the scenario asks for it), calibrate (a cluster with errors from those traces), train (the best static
+    setting, and a policy trained for this job), predict (each candidate, simulated; the best one whose predicted effect
+    excludes 0 is chosen), measure (the real job, on which all candidates take turns in paired blocks with and without
+    pacing).
 
     Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
     -- paceenv testbed unequal-slack --loop --candidates "adaptive;learned"

@@ -45,8 +45,9 @@ def evaluate(
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
 
-    best-static searches the best single static setting for the whole suite, on other seeds. Below the table stands the
-    paired difference of the first policy to each other one. The gap closed is shown where clairvoyant is among them.
+    best-static searches the best single static setting of the suite's mechanisms, on other seeds. Below the table
+    stands the paired difference of the first policy to each other one. The gap closed is shown where clairvoyant is
+    among them.
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     -- paceenv evaluate learned best-static --watch side-by-side.html
@@ -67,11 +68,9 @@ def evaluate(
     result = compare(names, chosen, f"evaluate on {chosen.name}")
     for line in result.outside():
         output.say(line)
-    if output.write_json(score_table.as_json(result), json_):
+    if output.write_json(score_table.as_json(result, names), json_):
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
-        score_table.show(
-            result, names, f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
-        )
+        score_table.show(result, names, f"{length}; {chosen.limits}")
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 

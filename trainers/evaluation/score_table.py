@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "CV",
     "delay / ideal",
 )
+GAIN = "Gain: throughput against passive, ours and the tenants'. Delay: share of the ideal step."
 GAP_CLOSED = "Gap closed is a gain as a share of the best one in the table. In brackets: 95 % interval."
 
 
@@ -71,8 +74,8 @@ def _cells(score: Score, name: str) -> tuple[str, ...]:
     )
 
 
-def as_json(result: SuiteResult) -> list[dict[str, Any]]:
-    """The table as plain data, a row a cluster and policy."""
+def as_json(result: SuiteResult, compared: Sequence[str]) -> dict[str, Any]:
+    """The table as plain data, a row a cluster and policy, and the differences between the policies compared."""
     rows, names = [], labels(result.policies)
     for case in result.suite.cases:
         passive, ranks = result.score("passive", case), case.load().ranks
@@ -96,7 +99,7 @@ def as_json(result: SuiteResult) -> list[dict[str, Any]]:
                     "limits": asdict(result.suite.limits),
                 }
             )
-    return rows
+    return {"rows": rows, "paired": differences(result, compared)}
 
 
 def gap(score: Score) -> str:
@@ -109,24 +112,34 @@ def gap(score: Score) -> str:
     return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
-def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
-    """The paired gain of the first policy over each of the others, a line each."""
+def differences(result: SuiteResult, policies: Sequence[str]) -> list[dict[str, Any]]:
+    """The paired gain of the first policy over each of the others."""
     first, *others = dict.fromkeys(policies)
-    names, lines = labels(policies), list[str]()
-    for other in others:
-        found = result.total(first, against=other)
-        interval = f"{found.gain:+z.2%} [{found.gain_ci95[0]:+z.2%}, {found.gain_ci95[1]:+z.2%}]"
-        lines.append(f"{names[first]} against {names[other]}, paired, {TOTAL}: {interval}")
-    return lines
+    names, found = labels(result.policies), [result.total(first, against=other) for other in others]
+    return [
+        {"policy": names[first], "against": names[other], "throughput_gain": one.gain, "ci95": list(one.gain_ci95)}
+        for other, one in zip(others, found, strict=True)
+    ]
 
 
-def show(result: SuiteResult, compared: Sequence[str], note: str) -> None:
-    """Print the table without columns that are empty, below it a note and the differences between those compared."""
-    rows = cells(scores(result))
-    kept = [c for c in range(len(COLUMNS)) if any(row[c] for row in rows)]
-    notes = [note, *([GAP_CLOSED] if COLUMNS.index("gap closed") in kept else []), *differences(result, compared)]
-    shown = [[row[c].replace(",", ",\n") for c in kept] for row in rows]  # where a long name may break
-    output.print_table(f"Suite {result.suite.name}", [COLUMNS[c] for c in kept], shown, "\n".join(notes))
+def show(result: SuiteResult, compared: Sequence[str], note: str = "") -> None:
+    """Print the policies below each cluster, without columns that are empty or for which the screen has no room.
+
+    Below stand a note and the differences between those compared.
+    """
+    columns, rows = ("policy", "gain [95 %]", "gap closed", "tenants", "CV", "delay"), list[tuple[str, ...]]()
+    for cluster, of_cluster in groupby(cells(scores(result)), itemgetter(1)):
+        rows.append((cluster, *("" for _ in columns[1:])))
+        for name, _, gain, interval, *more in of_cluster:
+            ends = f" [{interval.replace(' to ', ', ')}]" if interval else ""
+            rows.append((" " + name.replace(",", ",\n  "), gain + ends, *more))  # where a long name may break
+    kept = [c for c in range(len(columns)) if any(row[c] for row in rows)]
+    notes = [GAIN, *([GAP_CLOSED] if columns.index("gap closed") in kept else []), *([note] if note else [])]
+    for one in differences(result, compared):
+        gain, low, high = (f"{x:+z.2%}" for x in (one["throughput_gain"], *one["ci95"]))
+        notes.append(f"{one['policy']} against {one['against']}, paired, {TOTAL}: {gain} [{low}, {high}]")
+    shown = [[row[c] for c in kept] for row in rows]
+    output.print_table(f"Suite {result.suite.name}", [columns[c] for c in kept], shown, "\n".join(notes), columns[3:])
 
 
 # The committed page

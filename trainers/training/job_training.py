@@ -50,7 +50,7 @@ TIE = 0.001
 """Gains that differ by less are equal."""
 WIDER = 0.5
 """By so much of its width each end of a signal's range is moved. Clusters drawn from one trace are more alike than the
-job: on sockets a contest moved its baselines, and a policy that gained 21 % was over as a signal was at 0.80 where
+job: on sockets the measuring run moved baselines, and a policy that gained 21 % was over as a signal was at 0.80 where
 0.13 to 0.64 had been met."""
 CANDIDATES = 12
 ROUND_EPISODES = 6
