@@ -137,6 +137,21 @@ def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.C
     assert {row["policy"] for row in json_of("evaluate", paths[0], *options)["rows"]} == {"passive", "policy"}
 
 
+def test_a_score_table_fits_a_screen_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    policies = ["static:phase_shift=0.05/0.05,stagger=0.5/0.2", "clairvoyant"]
+    assert application.run(["evaluate", *policies, "--suite", "demo", "--seeds", "2", "-i", "60"]) == 0
+    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    for name, lines in ((" static:phase_shift=0.05/0.05,", 4), ("  stagger=0.5/0.2", 4), (" clairvoyant", 4)):
+        assert [row[2:].partition("│")[0].rstrip() for row in rows].count(name) == lines, "whole"
+    assert sum(bool(re.search(r"│ +[-+][\d.]+% \[[-+][\d.]+, [-+][\d.]+\] │", row)) for row in rows) == 8
+    assert "In a wider window: tenants, CV, delay." in printed
+
+
 def test_commands_that_need_a_trace_refuse_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("".join(f"iter {i}: loss 3.0, time {100 + i % 7}.00ms\n" for i in range(100)))

@@ -138,7 +138,7 @@ def sections(report: Found) -> list[Section]:
     job = list[tuple[str, ...]]()
     for run, more in (
         (report["observed"], ""),
-        (report["measured"]["unpaced"], ", the blocks without pacing"),
+        (report["measured"]["unpaced"], " of blocks without pacing"),
     ):
         if not math.isnan(run["cv"]):
             mean, cv = ("", "") if more else (_interval_ms(simulated["step_s"]), f"{simulated['cv']:.3f}")
