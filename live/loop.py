@@ -79,7 +79,7 @@ class Loop:
         self._in_a_group_only = in_a_group_only
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self.steps = Steps(self.log, lambda *delay: self.control.settle(*delay))
+        self.steps = Steps(self.log, lambda *delay: self.control.settle(*delay), traced=options.out is not None)
         self.history = History(self.log.kinds)
         self.taking, self._thread = threading.RLock(), -1
         self._takes_here = self.control.decides
@@ -284,8 +284,7 @@ class Loop:
         with self.taking:
             if not self._takes_here or threading.get_ident() == self._thread:
                 self._read()
-            if (cost_s := self.hooks.visit(self.log, self.steps.watched)) is not None:
-                self.history.add_overhead(cost_s)
+            self.hooks.visit(self.log, self.steps.watched)
             if self.control.mode == "off":
                 self.history.waiting.clear()
                 return

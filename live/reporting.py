@@ -128,6 +128,7 @@ class Output:
                 },
                 "unseen": unseen(loop.log.groups, history.count),
                 "arrival": ALONE,
+                "overhead": {"mean_s": loop.hooks.cost_s},
                 "pacing": loop.control.delays() | loop.deferral.counts(),
                 **loop.control.snapshot(),
                 "stamps": {"dropped": loop.log.stamps.dropped},

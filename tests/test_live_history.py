@@ -62,7 +62,7 @@ def test_parts_add_up_to_the_step() -> None:
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
     history = History()
     history.take(make_batch([]))
-    for found in (history.as_dict()[name] for name in ("parts", "step", "wait", "overhead")):
+    for found in (history.as_dict()[name] for name in ("parts", "step", "wait")):
         assert set(found.values()) == {None}
     assert history.as_dict()["collectives"] == []
     assert history.as_dict()["side"] == {"seconds": 0.0, "streams_s": 0.0}

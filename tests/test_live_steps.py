@@ -12,7 +12,7 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Group, Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape, Step
-from paceenv.live.observe.steps import BY_TICKS, LEAST_SHARE, Steps
+from paceenv.live.observe.steps import BY_TICKS, LEAST_SHARE, YOUNG, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
@@ -22,10 +22,10 @@ SIDE = Kind("all_reduce", 2, 1 << 19, side=True)
 class Rank:
     """One rank on a clock of its own."""
 
-    def __init__(self, *, alone: bool = False) -> None:
+    def __init__(self, *, alone: bool = False, traced: bool = False) -> None:
         self.now_s = 1.0
         self.log = Log(HostStamps(lambda: self.now_s))
-        self.steps = Steps(self.log, lambda delay, iteration: 0.0)
+        self.steps = Steps(self.log, lambda delay, iteration: 0.0, traced=traced)
         self.steps.alone = alone
 
     def compute(self) -> None:
@@ -127,6 +127,18 @@ def test_a_gpu_rank_without_collectives_is_not_watched_all_the_time() -> None:
     rank.log.on_device = True
     rank.run(5 * LEAST_SHARE, [])
     assert rank.steps.every == 4
+
+
+@pytest.mark.parametrize(("compute_s", "traced", "every"), [(0.01, False, 8), (0.01, True, 1), (0.3, False, 1)])
+def test_short_steps_are_not_all_watched_unless_they_are_traced(
+    compute_s: float, traced: bool, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "COMPUTE_S", compute_s)
+    rank = Rank(traced=traced)
+    rank.run(YOUNG, [PAYLOAD])
+    assert rank.steps.every == 1
+    rank.run(8, [PAYLOAD])
+    assert rank.steps.every == every
 
 
 # What a step usually looks like: payload, barrier, and steps unlike the others

@@ -39,7 +39,8 @@ class Backward:
         self._is_grad_enabled = torch.is_grad_enabled
         around = self._hooks.around
         around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._made)
-        around(DistributedDataParallel, "forward", self._forward_begins, self._forward_ended, traced=True)
+        forward = self._forward_begins, self._forward_ended
+        around(DistributedDataParallel, "forward", *forward, traced=True, always=False)
         buffers = self._buffers, self._synchronised, self._log.give_up
         around(DistributedDataParallel, "_sync_buffers", *buffers, traced=True, always=False)
         classes = {id(kind) for kind in _with_subclasses(DistributedDataParallel)}

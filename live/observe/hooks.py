@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +25,7 @@ CALL_S, PASS_S = 0.5e-6, 0.15e-6
 MEASURED_EVERY = 16
 """The agent's own cost is measured from one of so many visits of the housekeeping thread to the next after which an
 iteration was watched."""
+KEPT_COSTS = 4096
 
 
 class Hooks:
@@ -37,9 +40,10 @@ class Hooks:
         self.watching = False
         """Whether the iteration under way is watched; what only watches does nothing in any other."""
         self._clock, self._reading_s = clock, 0.0
-        self._measures, self._calls, self._spent_s, self._visits = False, 0, 0.0, 0
+        self._measures, self._calls, self._spent_s, self._visits, self._every = False, 0, 0.0, 0, 1
         self._since: tuple[int, float] | None = None
         """While the cost is measured: iterations watched and seconds waited for the device before."""
+        self._costs_s = deque[float](maxlen=KEPT_COSTS)
         self._replaced: list[tuple[Any, str, Any, Function]] = []
         self._handles: list[Any] = []
 
@@ -94,14 +98,22 @@ class Hooks:
                 raise
             self.active = False
 
-    def visit(self, log: Log, watched: int) -> float | None:
-        """The housekeeping thread comes by, ``watched`` iterations into the job; now and then: what our functions cost.
+    @property
+    def cost_s(self) -> float | None:
+        """What our functions cost in an iteration, while as many are watched as now: CPU seconds of their threads.
 
-        It is that of an iteration: CPU seconds of the threads that called them. A delay's sleep takes none, and what
-        waited for a GPU that took no more work is not ours.
+        A delay's sleep takes none, and what waited for a GPU that took no more work is not ours.
         """
+        costs_s = tuple(self._costs_s)
+        return fmean(costs_s) if costs_s else None
+
+    def visit(self, log: Log, watched: int) -> None:
+        """The housekeeping thread comes by, ``watched`` iterations into the job; now and then it measures the cost."""
         self._visits += 1
         stamps = log.stamps
+        if self._every != log.every:
+            self._costs_s.clear()
+            self._every, self._visits, self._since = log.every, 2, None
         if self._since is None and self._visits % MEASURED_EVERY == 2:
             self._calls, self._spent_s, self._since = 0, 0.0, (watched, stamps.waited_s)
             self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
@@ -112,8 +124,8 @@ class Hooks:
             spent_s = max(self._spent_s - (stamps.waited_s - waited_s), 0.0)
             watched_s = (spent_s + (CALL_S - self._reading_s) * self._calls) / (watched - before)
             # of iterations that are not watched, the calls are only passed on
-            return (watched_s + (log.every - 1) * PASS_S * 0.5 * self._calls / (watched - before)) / log.every
-        return None
+            passed_s = (log.every - 1) * PASS_S * 0.5 * self._calls / (watched - before)
+            self._costs_s.append((watched_s + passed_s) / log.every)
 
     def _measured(self, function: Function, *args: Any) -> Any:
         start_s = self._clock()
@@ -156,7 +168,7 @@ class Hooks:
         original, report, is_compiling = getattr(owner, name), self.report, _is_compiling(traced)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if (traced and is_compiling()) or not (self.watching or (always and self._active)):
+            if not (self.watching or (always and self._active)) or (traced and is_compiling()):
                 return original(*args, **kwargs)
             try:
                 token = self._measured(before, args, kwargs) if self._measures else before(args, kwargs)

@@ -82,13 +82,12 @@ class Group:
         return None if group is None else tried(lambda: int(group._get_sequence_number_for_group()), None)
 
     def pause(self) -> None:
-        """What is started from now on is not watched."""
-        self._paused = self.counted()
+        """What is started from now on is not watched; nobody asks how much an opaque group started."""
+        self._paused = None if self.opaque else self.counted()
 
     def resume(self) -> None:
         """It is watched again."""
-        now = self.counted()
-        if now is not None and self._first is not None and self._paused is not None:
+        if self._paused is not None and (now := self.counted()) is not None and self._first is not None:
             self._first += now - self._paused
         self._paused = None
 

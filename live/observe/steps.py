@@ -17,27 +17,26 @@ from paceenv.live.observe.step import Operation, Shape, Step
 
 BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
-MEAN_US, MAX_EVERY = 25.0, 64
-"""What watching may take of the training thread's time in an iteration, on average: where it takes more, one iteration
-in so many is watched, at least one in the second."""
-HOST_US, DEVICE_US = (8.0, 2.0), (100.0, 13.0)
-"""What it takes to watch an iteration, and each operation in it: with readings of the host's clock, with CUDA events
-(measured on an H200: docs/evidence/gpu.md)."""
-ALL_WATCHED, LEAST_SHARE = 128, 64
-"""Iterations at the start of a job that are watched anyway; later those that are watched lie no further apart than this
-part of the iterations so far, so that a rank that turns late is named soon in a young job, too."""
+MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 4.0, 2e-4, 64
+"""What watching may take of the training thread's time in an iteration, on average. Where it takes more, one iteration
+in so many is watched. The first number counts in a young job and where a trace is written; later that share of a step,
+but no less than the second number, is enough: of short steps there are many."""
+HOST_US, DEVICE_US = (20.0, 2.0), (100.0, 13.0)
+"""What it takes to watch an iteration, and each operation in it: with readings of the host's clock (DDP, from outside:
+docs/evidence/benchmarks.md), with CUDA events (measured on an H200: docs/evidence/gpu.md)."""
+ALL_WATCHED, YOUNG, LEAST_SHARE = 128, 1024, 64
+"""Iterations at the start of a job that are watched anyway, and in which it is young. Later those that are watched lie
+no further apart than this part of the iterations so far: a rank that turns late is named soon in a young job, too."""
 
 
 class Steps:
     """The steps of one rank."""
 
-    def __init__(self, log: Log, settle: Callable[[Any, int], float]) -> None:
-        self._log, self._settle, self.alone = log, settle, False
+    def __init__(self, log: Log, settle: Callable[[Any, int], float], *, traced: bool = False) -> None:
+        self._log, self._settle, self._traced, self.alone = log, settle, traced, False
         self.shape = Shape(log.groups, log.kinds)
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
-        self._affordable = -math.inf
-        """Operations of an iteration with which it stays so."""
         self.watched = 0
         """Ticks of which the rows were taken in."""
         self.irregular = 0
@@ -143,8 +142,8 @@ class Steps:
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
         self._forget()
-        if number >= ALL_WATCHED and len(operations) > self._affordable:
-            self._watch_less(len(operations), min(number // LEAST_SHARE, MAX_EVERY))
+        if number >= ALL_WATCHED and start_s is not None:
+            self._watch_less(number, len(operations), end_s - start_s)
         if len(operations) > 1:
             operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s
@@ -194,15 +193,17 @@ class Steps:
             until_s = max(until_s, end_s)
         return found_s
 
-    def _watch_less(self, operations: int, most: int) -> None:
-        """One iteration in so many, at most ``most``, can be watched: a power of 2.
+    def _watch_less(self, number: int, operations: int, step_s: float) -> None:
+        """Watch one iteration in so many, a power of 2, if each takes more than it may.
 
         Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
         """
         fixed_us, each_us = DEVICE_US if self._log.on_device else HOST_US
-        while operations > (MEAN_US * self.every - fixed_us) / each_us and 2 * self.every <= most:
+        allowed_us, most = MEAN_US, min(number // LEAST_SHARE, MAX_EVERY)
+        if number >= YOUNG and not self._traced:
+            allowed_us = min(max(STEP_SHARE * 1e6 * step_s, LEAST_US), MEAN_US)
+        while fixed_us + each_us * operations > allowed_us * self.every and 2 * self.every <= most:
             self.every *= 2
-        self._affordable = (MEAN_US * self.every - fixed_us) / each_us
 
     def _from_outside(self, operations: list[Operation]) -> list[Operation]:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""

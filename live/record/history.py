@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -63,9 +62,6 @@ class History:
         """Steps that were measured."""
         self._stopped, self._longest = 0, (0.0, 0.0)  # such steps; the longest in seconds, and when it ended
         self._ticks = 0
-        self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
-        self.add_overhead = self._overhead_s.append
-        """Takes in the cost of an iteration to the training thread, seconds."""
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
         self._operations = np.zeros(KEPT_COLLECTIVES)
@@ -170,7 +166,7 @@ class History:
 
     def as_dict(self) -> dict[str, Any]:
         """Its entries of a snapshot (``paceenv.live.record.snapshot``)."""
-        overhead_s, names = tuple(self._overhead_s), ("compute_s", "collective_s", "barrier_s", "pacing_s")
+        names = ("compute_s", "collective_s", "barrier_s", "pacing_s")
         entries: dict[str, Any] = {
             "regular": self.count,
             "stopped": {"count": self._stopped, "longest_s": self._longest[0], "unix_time_s": self._longest[1]},
@@ -181,7 +177,6 @@ class History:
             "collectives": self._collectives(),
             "side": {name: number / max(self.count, 1) for name, number in self._side.items()},
             "wait": {"mean_s": None},
-            "overhead": {"mean_s": fmean(overhead_s) if overhead_s else None},
         }
         if not self.count:
             return entries
