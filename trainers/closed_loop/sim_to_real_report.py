@@ -1,4 +1,4 @@
-"""The report of a closed loop, predictions beside schedules: Markdown, JSON, tables, pictures, one sentence."""
+"""The report of a closed loop, predictions beside measurements: Markdown, JSON, tables, pictures, one sentence."""
 
 from __future__ import annotations
 
