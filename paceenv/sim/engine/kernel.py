@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals, timing
-from paceenv.sim.engine.coupling import interrupt, note_computed, reset_coupling, run_ahead, slow_down, spend
+from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, sort, vary_transfers
 from paceenv.sim.engine.incast import receive_all
@@ -180,17 +180,19 @@ def run(
     settings_ESM2: NDArray[np.float64],
     recording: Recording,
     scratch: Scratch,
+    simple: Scratch | None,
     program: Program | None,
     room: Any,
 ) -> None:
     """Run the environments ``which`` for ``iterations``, all with one collective a step or all with the program.
 
-    Numba compiles both kinds apart, as it drops branches that ``program is None`` rules out. So neither pays for the
+    Numba compiles both kinds apart, as it drops branches that need something which is None. So neither pays for the
     other: with a program's tables in its loop an iteration of 8 ranks took 1.7 times as long.
 
     Args:
         which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
+        simple: ``scratch`` again where a step has one collective; None with a program.
         room: what a program works in; None without one.
     """
     for i in range(which.shape[0]):
@@ -230,23 +232,22 @@ def run(
                 delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
                 keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
             clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-            if program is None:
-                step_s = reduce_once(view, scratch, per_group)
-            else:
+            step_s = 0.0
+            if simple is not None:
+                step_s = reduce_once(view, simple, per_group)
+            if program is not None:
                 step_s = run_program(view, program, room, compute_R, scratch.spare_R) + job["barrier_s"]
-                if has_power:
-                    note_computed(view, room.computed_R)
-                    compute_s = total(room.computed_R, ranks)
+                compute_s = total(room.computed_R, ranks)
             if has_power:
                 spend(view, compute_s, step_s)
             extra_s = interrupt(view, step_s) if can_stop else 0.0
             step_T[t] = step_s + extra_s
             clock["time_s"] += step_s + extra_s
-            if program is None:
+            if simple is not None:
                 if recording.ready_ETG.shape[1] > 0:
-                    keep_stamps(recording, e, t, view, scratch)
-                measure(view, scratch, step_s, per_group)
-            else:
+                    keep_stamps(recording, e, t, view, simple)
+                measure(view, simple, step_s, per_group)
+            if program is not None:
                 if recording.ready_ETG.shape[1] > 0:
                     keep_program_stamps(recording, e, t, view, room)
                 for r in range(ranks):

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
+from paceenv.sim.engine.coupling import note_computed
 from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
 from paceenv.sim.engine.fluid import tenant_goes_on
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, Recording, View
@@ -76,25 +77,27 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
         s.at_R[r] = np.float64(delay_R[r]) + stall_R[r]
         s.next_R[r], s.blocked_R[r], s.waited_R[r], s.stack_R[r] = program.first_R[r], _NONE, 0.0, r
         s.computed_R[r] = s.paid_R[r] = 0.0
-    for n in range(s.head_L.shape[0]):
-        s.head_L[n] = _NONE
-    clear(s)
+    for n in range(s.flow.head_L.shape[0]):
+        s.flow.head_L[n] = _NONE
+    clear(s.queue)
     now_s, runnable, changed = clock["link_s"], ranks, 0
     while True:
         while runnable > 0:
             runnable = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1)
-        if s.queued_1[0] == 0 and changed == 0:
+        if s.queue.queued_1[0] == 0 and changed == 0:
             break
         if changed > 0 or tenants.shape[0] > 0:
-            share_links(program, s, changed, now_s, tenants, tenant[LEFT_S])
+            share_links(program.uses, s.flow, s.queue, changed, now_s, tenants, tenant[LEFT_S])
         before_s = now_s
-        now_s = max(min(first_s(s), tenants_next_s(s, now_s, tenant)), now_s)
+        now_s = max(min(first_s(s.queue), tenants_next_s(s.flow.rate_K, now_s, tenant)), now_s)
         for k in range(tenants.shape[0]):
-            tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * (now_s - before_s))
+            tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.flow.rate_K[k] * (now_s - before_s))
         changed, runnable = happen(view, program, s, now_s)
     clock["link_s"], end_s = now_s, 0.0
     for r in range(ranks):
         end_s = max(end_s, s.at_R[r])
+    if view.job["compute_w"] > 0.0:
+        note_computed(view, s.computed_R)
     return float(end_s)
 
 
@@ -105,29 +108,29 @@ def happen(view: View, program: Program, s: ProgramScratch, now_s: float) -> tup
         How many operations have a rate to be found, and how many ranks can run.
     """
     changed, runnable, due = 0, 0, 0
-    while s.queued_1[0] > 0 and first_s(s) - now_s <= _DONE * (program.alone_O[s.queue_O[0]] + now_s):
-        o = take_first(s)
+    while s.queue.queued_1[0] > 0 and first_s(s.queue) - now_s <= _DONE * (program.alone_O[s.queue.heap_O[0]] + now_s):
+        o = take_first(s.queue)
         if s.start_O[o] == math.inf:
             s.due_O[due] = o
             due += 1
         else:
-            changed = leave_links(program, s, o, changed)
+            changed = leave_links(program.uses, s.flow, o, changed)
             runnable = leave(view, program, s, o, now_s, runnable)
             if not program.last_O[o]:
                 runnable = schedule(view, program, s, o + 1, runnable)
     for i in range(due):
         o = s.due_O[i]
-        s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
-        changed = join_links(program, s, o, changed)
+        s.start_O[o], s.flow.since_O[o], s.flow.left_O[o] = now_s, now_s, work_s(view, program, o)
+        changed = join_links(program.uses, s.flow, o, changed)
     return changed, runnable
 
 
-def tenants_next_s(s: ProgramScratch, now_s: float, tenant: NDArray[np.float64]) -> float:
+def tenants_next_s(rate_K: NDArray[np.float64], now_s: float, tenant: NDArray[np.float64]) -> float:
     """When a tenant's transfer ends or starts next, seconds as ``now_s``; infinite without tenants."""
     next_s = math.inf
     for k in range(tenant.shape[1]):
         if tenant[LEFT_S, k] > 0.0:
-            next_s = min(next_s, now_s + tenant[LEFT_S, k] / s.rate_K[k])
+            next_s = min(next_s, now_s + tenant[LEFT_S, k] / rate_K[k])
         else:
             next_s = min(next_s, tenant[NEXT_S, k])
     return next_s
@@ -215,7 +218,7 @@ def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place:
             was_s, s.handed_X[x] = s.handed_X[x], at_s
             if s.ready_O[o] < math.inf and was_s >= s.ready_O[o]:  # it was the last to hand over
                 s.ready_O[o] = ready_s(program, s, o)
-                put(s, o, s.ready_O[o])
+                put(s.queue, o, s.ready_O[o])
         o -= 1
 
 
@@ -241,7 +244,7 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
             break
         s.ready_O[o] = ready_s(program, s, o)
         if not program.is_private_O[o] or program.can_wait_O[o]:
-            put(s, o, s.ready_O[o])
+            put(s.queue, o, s.ready_O[o])
             break
         s.start_O[o] = s.ready_O[o]
         runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)

@@ -262,8 +262,9 @@ class Simulator:
         """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
-            room = None if program is None else program_room(program, tenants)
-            self._rooms.append((layout.scratch(self.batch.ranks, self.batch.groups), program, room))
+            scratch = layout.scratch(self.batch.ranks, self.batch.groups)
+            more = (scratch, None, None) if program is None else (None, program, program_room(program, tenants))
+            self._rooms.append((scratch, *more))
         return self._rooms[part]
 
     def _spread(

@@ -19,7 +19,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.timing import BARRIER_BYTES
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.footprint import Use
-from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, UPLINK, WAIT, Program
+from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, UPLINK, WAIT, Program, Uses
 
 _SAME = 1e-9
 """Shares of a link that differ by less are the same."""
@@ -202,16 +202,18 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         can_wait_O=np.array([one.can_wait for one in starts], np.bool_),
         alone_O=np.array([one.alone_s for one in taken], np.float64),
         latency_O=np.array([one.latency_s for one in taken], np.float64),
-        weight_O=np.array([one.weight for one in taken], np.float64),
-        top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
         is_private_O=np.array([len(links) == 0 for links, _ in uses], np.bool_),
-        first_use_O=_bounds([len(links) for links, _ in uses]),
-        link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),
-        share_U=np.concatenate([np.zeros(0), *(shares for _, shares in uses)]).astype(np.float64),
         first_member_N=_bounds(sizes),
         rank_M=np.array([rank for members in groups for rank in members], np.int64),
         place_I=np.array([row.place for row in rows], np.int64),
         first_handed_O=_bounds(sizes[group_O]),
+        uses=Uses(
+            weight_O=np.array([one.weight for one in taken], np.float64),
+            top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
+            first_use_O=_bounds([len(links) for links, _ in uses]),
+            link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),
+            share_U=np.concatenate([np.zeros(0), *(shares for _, shares in uses)]).astype(np.float64),
+        ),
         links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
     )
 
