@@ -74,7 +74,8 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     gone = missing(snapshots)
     lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     lines += describe_end(snapshots)
-    lines += [*(text(s, "canary", "text") for s in snapshots[:1]), *shadowed(snapshots), *held(snapshots)[:1]]
+    lines += [f"rank {s['rank']}: {said}" for s in snapshots[:1] if (said := text(s, "canary", "text"))]
+    lines += [*shadowed(snapshots), *held(snapshots)[:1]]
     if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):
         lines.append(f"{spent(snapshots)}; none now")
     return list(filter(None, [*lines, *run.notes]))

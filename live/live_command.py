@@ -88,7 +88,7 @@ def set_(
     """Change mode and policy of a running job's agents, on all ranks before the same iteration."""
     run = RunFolder(folder)
     attempt = run.latest()
-    statuses = [status for status in run.statuses(attempt) if not status.get("final")]
+    statuses = [s for s in run.statuses(attempt) if not (s.get("final") or s.get("gone"))]
     if not statuses:
         raise InputError(f"{folder}: no rank of attempt {attempt} is running")
     wish = control_file.make_wish(statuses, mode, policy)

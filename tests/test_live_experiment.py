@@ -122,6 +122,11 @@ def test_one_stall_does_not_decide_a_comparison() -> None:
     assert experiment.leading.verdict.verdict == "helps"
 
 
+def test_a_snapshot_has_one_number_of_pairs() -> None:
+    canary = _compared(3, 6, 0.08).as_dict()["canary"]
+    assert canary["pairs"] == canary["candidates"][0]["pairs"] == 4, "of the evaluation, whose text has it too"
+
+
 def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
     experiment, kinds = _of(5, ACTIVE), []
     experiment.candidates[0] = Comparison("one", memory_pairs=8)

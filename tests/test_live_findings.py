@@ -135,8 +135,8 @@ def test_where_nothing_was_seen_the_page_says_that(groups: bool) -> None:
             {},
             "rank 2 was late once, by 62.7 ms a step, in iterations 296 to 303",
         ),
-        (lambda i: i % 4, LATE_S, {}, "each of ranks 0-3 waits at least 15 ms per step"),
-        (lambda i: i // 16 % 4, LATE_S, {}, "each of ranks 0-3 waits at least 15 ms per step"),
+        (lambda i: i % 4, LATE_S, {}, "each of ranks 0-3 waited at least 15 ms per step"),
+        (lambda i: i // 16 % 4, LATE_S, {}, "each of ranks 0-3 waited at least 15 ms per step"),
     ],
 )
 def test_lateness_has_its_beginning_and_none_is_named_for_what_is_over_or_varies(
@@ -298,6 +298,7 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert found["text"][0].startswith(says)
     assert ("on time" in page(found)) != broke_off
     assert ("to restart all ranks" in page(found)) == broke_off == in_short(snapshots)["ended"]
+    assert "not ended when this was written" not in summarise(snapshots)
     interrupted = "rank 2 was interrupted: KeyboardInterrupt (train.py:7), after 160 iterations; after it, rank 0"
     assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))
 
@@ -315,7 +316,7 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
         "compute and everything else     80 ms   80.0 %   from 70 ms (rank 0) to 90 ms (rank 1)",
         "in the barrier                   8 ms    8.0 %\n",
         "1,180 delays taken of 1,200 asked for, 2.4 s in all, longest 10 ms",
-        "blocks with and without, 16 pairs: helps by 8.1 % [7.2, 9.0]",
+        "blocks with and without, on rank 0: helps by 8.1 % [7.2, 9.0]",
         "the agent itself took 20 µs of host time per iteration, 0.02 % of the step",
     ):
         assert line in said

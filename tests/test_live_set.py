@@ -107,6 +107,13 @@ def test_a_request_is_for_one_start_of_the_job_and_needs_an_agent_on_every_rank(
     assert reader.state() == {"id": wish.id, "refused": "", "waiting": True}
 
 
+def test_ranks_whose_processes_are_gone_are_asked_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceenv.live.record.run_folder.is_gone", lambda process: True)
+    write_status(tmp_path, status(schema=SCHEMA))
+    with pytest.raises(InputError, match="no rank of attempt"):
+        application(args=["set", str(tmp_path), "--mode", "off"], standalone_mode=False)
+
+
 def test_a_change_that_comes_during_another_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     watched, policy = loop(), find_policy("paper")
     watched.change("shadow", policy, 0)

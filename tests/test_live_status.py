@@ -14,7 +14,9 @@ from live_samples import ATTEMPT, run_python, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.live.live_command import application
-from paceenv.live.record.run_folder import write_status
+from paceenv.live.record.findings import in_short
+from paceenv.live.record.run_folder import RunFolder, write_status
+from paceenv.live.record.summary import summarise
 from paceenv.report.recordings import find_recordings
 
 NOW_S = time.time()
@@ -57,6 +59,19 @@ def test_a_rank_that_has_not_ended_and_is_silent_is_told_first(
         assert first.match(said.splitlines()[2 if said is page else 1])
         assert "all ranks arrive on time" not in said
         assert said.count("on time") == 1, "rank 0"
+
+
+def test_where_all_ranks_are_silent_the_job_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(4):
+        write_status(tmp_path, snapshot(rank, unix_time_s=time.time() - 9000.0 - 2.0 * rank, final=False))
+    live("status", str(tmp_path))
+    assert "the job is gone or cut off: nothing heard for 150 min from any rank" in capsys.readouterr().out
+    statuses = RunFolder(tmp_path).statuses(ATTEMPT)
+    assert summarise(statuses).splitlines()[2].startswith("the job is gone")
+    assert in_short(statuses)["ended"], "no trace of it is called healthy"
+    write_status(tmp_path, snapshot(3, unix_time_s=time.time() - 20000.0, final=False))
+    live("status", str(tmp_path))
+    assert "for 150 min from any rank, for longer from rank 3; the rest" in capsys.readouterr().out
 
 
 def test_delays_are_told_of_ranks_that_are_paced_now(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

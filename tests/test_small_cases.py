@@ -276,6 +276,13 @@ TEXTS: dict[str, tuple[Any, ...]] = {
         ("500 ms", "'backward allreduce' takes 40% of all time", "part 'forward'"),
         "microstep",
     ),
+    "a part that costs more than a rare step": (
+        "".join(
+            f"step: {i} | step_time: {900 * x + 900 * (i == 30):.1f} ms | allreduce: {400 * x:.1f} ms\n"
+            for i, x in enumerate(NOISE[:60])
+        ),
+        ("\"verdict\": \"'allreduce' takes 44% of all time", "1 rare long step"),
+    ),
     "the head of Python's logging": (
         "".join(f"INFO:tensorflow:global step {i}: loss = 1.4 ({NOISE[i]:.3f} sec/step)\n" for i in range(65, 105)),
         ("steps 65 to 104",),

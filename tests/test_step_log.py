@@ -96,6 +96,14 @@ def test_ranks_of_a_table_are_kept_apart(kind: str, order: str, tmp_path: Path) 
         np.testing.assert_allclose(one.step_s_V, TRUE_S[:100] * (1.4 if one.rank == 3 else 1.0))
 
 
+def test_of_the_runs_of_a_table_one_is_read_and_said(tmp_path: Path) -> None:
+    rows = [(run, i, x * scale) for i, x in enumerate(TRUE_S[:100]) for run, scale in (("a", 1.0), ("b", 2.0))]
+    rows += [("b", 100, 2.0)]
+    log = read(tmp_path, "run,step,step_time\n" + "".join(f"{run},{i},{x}\n" for run, i, x in rows))
+    np.testing.assert_allclose(log.step_s_V, [*(2.0 * TRUE_S[:100]), 2.0])
+    assert log.notes[0] == "2 runs, by its column run; of them 'b' is looked at, as none has more rows"
+
+
 @pytest.mark.parametrize("step_s_T", [TRUE_S, TRUE_S.round(1), np.full(20, 0.5)])
 def test_a_column_time_that_does_not_grow_holds_step_times(step_s_T: np.ndarray, tmp_path: Path) -> None:
     log = read(tmp_path, "step,loss,time\n" + "".join(f"{i},2.5,{x}\n" for i, x in enumerate(step_s_T)))

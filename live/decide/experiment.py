@@ -204,12 +204,9 @@ class Experiment(Mode):
         return max(self.candidates, key=lambda one: -one.mean.value)
 
     def as_dict(self) -> dict[str, Any]:
-        of, leader = self.candidates, self.leading
-        listed = [
-            {"name": one.name, **one.verdict._asdict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
-            for k, one in enumerate(of)
-        ]
+        named, leader = enumerate(self.candidates), self.leading
+        listed = [{"name": one.name, **one.verdict._asdict(), "stopped": self.out.get(k, "")} for k, one in named]
         canary = leader.verdict._asdict() | {"candidates": listed}
-        if len(of) > 1:
+        if len(listed) > 1:
             canary["text"] = f"{leader.name}: {leader.verdict.text}"
         return {"canary": canary}

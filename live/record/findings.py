@@ -37,7 +37,7 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
 
 def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, whether it
-    ``ended`` as it should not, and ``aside_s``.
+    ``ended`` as it should not or hangs, and ``aside_s``.
 
     The last is the most time of a rank in collectives beside the compute, seconds per step. Empty without a snapshot.
     """
@@ -46,7 +46,8 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     findings = find(snapshots)
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
-    leads, ended = findings["text"][0] if findings["text"] else "", words.RESTART in words.describe_end(snapshots)
+    leads = findings["text"][0] if findings["text"] else ""
+    ended = words.RESTART in words.describe_end(snapshots) or bool(words.unheard(snapshots))
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 

@@ -13,7 +13,7 @@ from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.record.rank_sets import RankSet
-from paceenv.live.record.run_folder import age_s, is_silent
+from paceenv.live.record.run_folder import age_s, is_silent, patience_s
 from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
@@ -64,7 +64,8 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
         (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
     )
     lines, interrupted = [], bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
-    if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, any(s.get("final") for s in snapshots))]:
+    over = any(s.get("final") or s.get("gone") for s in snapshots)
+    if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, over)]:
         how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
         lines.append(f"{name_ranks(gone)} left no last word, {how}")
     if raised:
@@ -82,14 +83,21 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """The ranks that have not ended, as far as is known, and were not heard from for too long: a hang, perhaps."""
-    now_s, ended = time.time(), any(s.get("final") for s in snapshots)
-    return [s for s in snapshots if is_silent(s, now_s) and not _left_no_word(s, ended)]
+    now_s, over = time.time(), any(s.get("final") or s.get("gone") for s in snapshots)
+    return [s for s in snapshots if is_silent(s, now_s) and not _left_no_word(s, over)]
 
 
 def silent(snapshots: Sequence[Snapshot]) -> list[str]:
-    ranks, now_s = unheard(snapshots), time.time()
-    since = duration(min((age_s(snapshot, now_s) or 0.0 for snapshot in ranks), default=0.0))
-    return [f"{name_ranks([int(s['rank']) for s in ranks])}: {UNHEARD} {since}; the rest is from before"] * bool(ranks)
+    """Ranks that were not heard from. Agents of ranks that wait in a hang write on: where none is heard, none waits."""
+    now_s = time.time()
+    ages_s = {int(s["rank"]): age_s(s, now_s) or 0.0 for s in unheard(snapshots)}
+    least_s = min(ages_s.values(), default=0.0)
+    longer = [rank for rank, one_s in ages_s.items() if one_s > least_s + patience_s(len(ages_s))]
+    who, said = name_ranks(ages_s), f"{UNHEARD} {duration(least_s)}"
+    if len(ages_s) == len(snapshots):
+        who, said = "the job is gone or cut off", f"{said} from any rank"
+        said += f", for longer from {name_ranks(longer)}" * bool(longer)
+    return [f"{who}: {said}; the rest is from before"] * bool(ages_s)
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
@@ -158,10 +166,10 @@ def _past_and_lost(rank_set: RankSet) -> list[str]:
     """Lateness that is over, and time that is lost although nobody is late on average."""
     lines = []
     if rank_set.lost_s:
-        waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
+        waits = f"waited at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
             f"each of {rank_set.job.names(rank_set.compared)} {waits}, "
-            "and none is surely the last on average: so far their work or the network varies"
+            "and none was surely the last on average: so far their work or the network varied"
         )
     for place in sorted(rank_set.late):
         late = rank_set.late[place]

@@ -21,7 +21,7 @@ from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import Findings, find
 from paceenv.live.record.findings_text import UNHEARD
 from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
-from paceenv.live.record.run_folder import SUMMARY, RunFolder
+from paceenv.live.record.run_folder import SUMMARY, RunFolder, is_silent
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
 NAMES: Final = {
@@ -89,9 +89,9 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     policy, digest = text(own, "policy", "source"), text(own, "policy", "sha256")
     if policy and mode in DECIDING:  # else it decides nothing, or no more
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
-    silent = [s["rank"] for s in ranks if not (entry(s, "final") or entry(s, "gone"))]
-    if silent and entry(own, "final"):
-        lines.append(f"not ended when this was written: {name_ranks(silent)}")
+    running = [s["rank"] for s in ranks if not (entry(s, "final") or entry(s, "gone") or is_silent(s, time.time()))]
+    if running and entry(own, "final"):
+        lines.append(f"not ended when this was written: {name_ranks(running)}")
     return lines
 
 
@@ -157,8 +157,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
     verdict = text(own, "canary", "verdict")
     if verdict:
-        pairs = number(own, "canary", "pairs")
-        lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
+        said = text(own, "canary", "text") or verdict
+        lines.append(f"  blocks with and without, on rank {own['rank']}: {said}")
         candidates = entry(own, "canary", "candidates")
         for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
             why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""

@@ -180,8 +180,8 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
         is_healthy = not (is_paying or diagnosis.ended)
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
     lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
-    died = "the job died or hangs; before that" if diagnosis.agent else "a job died or hangs; in the trace"
-    return f"{died}, {lost}" if diagnosis.ended else lost
+    died = "the job died or hangs;" if diagnosis.agent else "a job died or hangs; in the trace,"
+    return f"{died} {lost}" if diagnosis.ended else lost
 
 
 def _claim(diagnosis: Diagnosis, pacing: Pacing, measured: Interval | None) -> Claim:

@@ -193,8 +193,9 @@ class _Found:
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
         self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
-            used = ", ".join(one.path.name for one in kept[:_NAMED]) + (", ..." if len(kept) > _NAMED else "")
-            said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
+            left = [timelines[i] for i in chosen if latest[timelines[i].rank] is not timelines[i]]
+            names, others = (_first_of([Path(one.path.name) for one in some]) for some in (kept, left))
+            said = f"several recordings of the same ranks; the latest of each is looked at ({names}), not {others}"
             self._notes.append(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job")

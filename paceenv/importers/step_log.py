@@ -12,7 +12,7 @@ import json
 import math
 import re
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -80,14 +80,19 @@ def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:
     head = head_of(path)
     if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
         raise InputError(f"{path}: no text; {ALLOWED}")
-    lines = _Lines(None if pattern is None else compile_pattern(pattern))
+    compiled = None if pattern is None else compile_pattern(pattern)
+    runs, count = defaultdict[str, _Lines](lambda: _Lines(compiled)), Counter[str]()  # by the column run of a table
     source, rows = _rows_of(path, head) if pattern is None else ("", ())
     for row in rows:
-        if isinstance(row, dict):
-            lines.add_row(row, source)
+        if isinstance(row, dict) and ((name := str(row.get("run", ""))) in runs or len(runs) < MAX_WRITERS):
+            runs[name].add_row(row, source)
+            count[name] += 1
     for line in read_lines(path) if not source else ():
-        lines.add(line)
-    return lines.log(path, is_table=source != "")
+        runs[""].add(line)
+    name = max(count, key=count.__getitem__, default="")
+    log = runs[name].log(path, is_table=source != "")
+    more = f"{len(runs)} runs, by its column run; of them {short_repr(name)} is looked at, as none has more rows"
+    return replace(log, notes=(more, *log.notes)) if len(runs) > 1 else log
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""What a log's step times tell: named findings, the headline from the one that explains most, and the ceiling.
+"""What a log's step times tell: named findings, the headline from what explains or costs most, and the ceiling.
 
 The ceiling is what removing all variation could gain at most: the mean over the first percentile, less one, within a
 kind of step where kinds take turns. Nothing that only makes steps more even gives more. Contention or a late rank in

@@ -53,7 +53,8 @@ class Finding:
     """``explains`` is the share of the variation, 0 to 1; a slow rank or part stands before what explains variation.
 
     ``period`` counts the steps from one to the next of what recurs, 0 without. ``is_small``: too small a change to
-    begin with, whatever it explains.
+    begin with, whatever it explains. ``costs``: the share of all time, of rare long steps and of a part that steps
+    should not wait for; a larger part stands before what is rare, or only takes turns.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class Finding:
     next_step: str = ""
     period: int = 0
     is_small: bool = False
+    costs: float = 0.0
 
 
 def find_all(
@@ -81,7 +83,13 @@ def find_all(
         *(_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()),
     ]
     there = [one for one in findings if one is not None]
-    there.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
+    most = max((one.costs for one in there if one.kind == "part"), default=0.0)
+    there.sort(
+        key=lambda one: (
+            one.kind in {"long steps", "alternation"} and one.costs < most,
+            -one.explains - (_CAUSE if one.kind == "part" else 0.0),
+        )
+    )
     named = [one for one in there if one.explains >= LEAST and not one.is_small]
     return tuple(_slow_ranks(log) + named), tuple(one for one in there if one not in named)
 
@@ -173,7 +181,8 @@ def _long_steps(x: Array, step_v: Integers, outlier_v: Flags, log: StepLog) -> F
         f"{what}{when}, of {log.said(long_s)} where {log.said(usual_s)} is usual, "
         "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
     )
-    return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)), period=period)
+    explains, costs = _explained(x, np.where(outlier_v, long_s, usual_s)), 1.0 - float(x[~outlier_v].mean() / x.mean())
+    return Finding("long steps", text, explains, period=period, costs=costs)
 
 
 def _part(name: str, part: Array, x: Array) -> Finding | None:
@@ -190,7 +199,7 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
     if is_transfer:
         text += ": transfers, and waiting in them for ranks that come late, which a log does not tell apart"
     next_step = "" if is_transfer else f"profile some steps: what {name!r} does, or waits for"
-    return Finding("part", text, max(explains, LEAST if waited else 0.0), next_step)
+    return Finding("part", text, max(explains, LEAST if waited else 0.0), next_step, costs=share if waited else 0.0)
 
 
 def _slow_ranks(log: StepLog) -> list[Finding]:
