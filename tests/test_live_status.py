@@ -15,6 +15,7 @@ from live_samples import ATTEMPT, run_python, snapshot
 from paceenv.core.errors import InputError
 from paceenv.live.live_command import application
 from paceenv.live.record.findings import in_short
+from paceenv.live.record.findings_text import silent
 from paceenv.live.record.run_folder import RunFolder, write_status
 from paceenv.live.record.summary import summarise
 from paceenv.report.recordings import find_recordings
@@ -59,6 +60,19 @@ def test_a_rank_that_has_not_ended_and_is_silent_is_told_first(
         assert first.match(said.splitlines()[2 if said is page else 1])
         assert "all ranks arrive on time" not in said
         assert said.count("on time") == 1, "rank 0"
+
+
+def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, still_s in enumerate((50.0, 41.0)):
+        write_status(tmp_path, snapshot(rank, unix_time_s=time.time(), still_s=still_s, final=False))
+    live("status", str(tmp_path))
+    statuses = RunFolder(tmp_path).statuses(ATTEMPT)
+    for said in (capsys.readouterr().out, summarise(statuses)):
+        assert "no step has ended for 41" in said
+    assert silent([one | {"still_s": 20.0} for one in statuses]) == []
+    assert silent([one | {"step": {"p99_s": 5.0}} for one in statuses]) == []
 
 
 def test_where_all_ranks_are_silent_the_job_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

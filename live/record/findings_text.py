@@ -13,7 +13,7 @@ from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.record.rank_sets import RankSet
-from paceenv.live.record.run_folder import age_s, is_silent, patience_s
+from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s
 from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
@@ -22,6 +22,8 @@ RESTART = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
 )
 UNHEARD = "nothing heard for"
+STILL_STEPS = 10.0
+"""Steps have stopped where none has ended for so many times the 99 % quantile, and for :data:`SILENT_S`."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -88,7 +90,10 @@ def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def silent(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Ranks that were not heard from. Agents of ranks that wait in a hang write on: where none is heard, none waits."""
+    """Ranks that were not heard from, and whether steps have stopped.
+
+    Agents of ranks that wait in a hang write on: where none is heard, none waits.
+    """
     now_s = time.time()
     ages_s = {int(s["rank"]): age_s(s, now_s) or 0.0 for s in unheard(snapshots)}
     least_s = min(ages_s.values(), default=0.0)
@@ -97,7 +102,12 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
     if len(ages_s) == len(snapshots):
         who, said = "the job is gone or cut off", f"{said} from any rank"
         said += f", for longer from {name_ranks(longer)}" * bool(longer)
-    return [f"{who}: {said}; the rest is from before"] * bool(ages_s)
+    lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
+    heard = [s for s in snapshots if not (s.get("final") or s.get("gone") or is_silent(s, now_s))]
+    still_s = min(((number(s, "still_s") or 0.0) + (age_s(s, now_s) or 0.0) for s in heard), default=0.0)
+    if still_s > max([SILENT_S, *(STILL_STEPS * (number(s, "step", "p99_s") or 0.0) for s in heard)]):
+        lines.append(f"no step has ended for {duration(still_s)}: the job hangs, evaluates or saves")
+    return lines
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

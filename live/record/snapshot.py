@@ -13,6 +13,7 @@ unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``:
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""; ``off``: iterations in mode off
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
+still_s     since an iteration was over, as far as snapshots showed
 stopped     steps of over 50 times the median, which are left out: ``count``, ``longest_s``, its end as ``unix_time_s``
 step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
