@@ -132,7 +132,10 @@ class LoopPlan(Config):
     probe_iterations: int = Field(450, ge=20, description="of the run with probes; 200 are too few to tell effects")
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(
-        None, gt=0, multiple_of=INTERVAL_ITERATIONS, description="default: from the policy's own time constants"
+        None,
+        gt=0,
+        multiple_of=INTERVAL_ITERATIONS,
+        description=f"a multiple of {INTERVAL_ITERATIONS}; default: from the policy's own time constants",
     )
     quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
