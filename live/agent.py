@@ -98,13 +98,13 @@ class Agent:
             frame = frame.f_back
         error.__context__ = sys.exception()
         place = TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
-        self._exit = error.with_traceback(place), self._loop.log.ticks
+        self._exit = error.with_traceback(place), self._loop.log.count
 
     def _at_exit(self) -> None:
         if os.getpid() == self._process:
             with contextlib.suppress(Exception):
                 exit_, ticks = self._exit
-                error = _uncaught(exit_ if self._loop.log.ticks == ticks else None)
+                error = _uncaught(exit_ if self._loop.log.count == ticks else None)
                 self._output.end_with(error)
                 self.detach()
 

@@ -263,11 +263,11 @@ class Loop:
     @property
     def iterations(self) -> int:
         """Iterations since the rank was known, watched or not."""
-        return self.log.ticks
+        return self.log.count
 
     @property
     def off_iterations(self) -> int:
-        return self._were_off + (self.log.ticks - self.control.begins_at if self.control.mode == "off" else 0)
+        return self._were_off + (self.log.count - self.control.begins_at if self.control.mode == "off" else 0)
 
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""

@@ -39,7 +39,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     unheld,
 )
 from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
-from paceenv.trainers.closed_loop.scenario_program import known_cluster
+from paceenv.trainers.closed_loop.scenario_cluster import known_cluster
 from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
@@ -201,11 +201,11 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     beaten = paper.against(constant)
     assert beaten["measured"].low > 0.0
     assert beaten["always"].low > 0.0
-    text = (tmp_path / "loop" / "report.md").read_text()
+    text = (tmp_path / "loop" / "report.html").read_text()
     assert report["verdict"] in text
     assert "cannot be identified from this trace" in text
-    assert "## Against the best constant" in text
-    for name in ("report.md", "effects.png"):
+    assert "Against the best constant" in text
+    for name in ("report.html", "effects.png"):
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
@@ -220,8 +220,9 @@ def test_a_loop_needs_a_new_folder(tmp_path: Path) -> None:
 
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:
     testbed = SimulatedTestbed()
-    with pytest.raises(InputError, match="block_iterations = 25; allowed: a multiple"):
-        _loop(tmp_path / "loop", testbed, block_iterations=25).go()
+    odd = loop_doubles.SCENARIO["loop"] | {"block_iterations": 25}
+    with pytest.raises(InputError, match="block_iterations = 25; allowed: input should be a multiple of 20"):
+        config_files.parse(Scenario, loop_doubles.SCENARIO | {"loop": odd}, "test")
     with pytest.raises(InputError, match=r"unknown key fabric\.bufer_kb"):
         _loop(tmp_path / "loop", testbed, known={"fabric.bufer_kb": 32}).go()
     with pytest.raises(InputError, match=r"candidate nobody: .*allowed: constant, default, adaptive"):

@@ -23,18 +23,21 @@ pytestmark = pytest.mark.alone
 POLICY, PAIRS = "static:slack=0.05/0.4", 8
 TRIES, NOISY = 4, 0.2
 """A try whose canary knows the gain only to ``NOISY`` of a step is about the machine's noise, and does not count."""
-ITERATION = [
-    {"compute": {"mean_s": 0.004}},
-    {"all_reduce": {"bytes": 1e5, "buckets": 5, "group_size": 2}},
-    {"compute": {"mean_s": 0.032, "ranks": [0, 1]}},
-    {"barrier": True},
-]
+PROGRAM = {
+    "communicators": {"pairs": {"size": 2}},
+    "step": [
+        {"compute": {"seconds": 0.004}},
+        {"repeat": 5, "step": [{"all_reduce": {"bytes": 2e4, "communicator": "pairs"}}]},
+        {"compute": {"seconds": 0.032, "ranks": [0, 1]}},
+        {"all_reduce": {"bytes": 0}},
+    ],
+}
 
 
 def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     plain = {"name": "pays", "network": {"hosts": 8, "racks": 2, "host_mbps": 1000, "uplink_mbps": 200}}
-    plain |= {"jobs": [{"name": "pairs", "hosts": list(range(8)), "iteration": ITERATION}]}
+    plain |= {"jobs": [{"name": "pairs", "hosts": list(range(8)), "program": PROGRAM}]}
     plain |= {"loop": {"job": "pairs", "expect": "helps", "quiet_first": 20, "block_iterations": 20}}
     scenario = config_files.parse(Scenario, plain, "test")
     agent = [*agent_options(scenario.loop, "canary"), "--policy", POLICY, "--seed", "7"]

@@ -60,11 +60,11 @@ def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None
         with pytest.raises(SystemExit):
             sys.exit(3)
     noted, ticks = agent._exit
-    assert (noted.code, ticks) == (3, agent._loop.log.ticks)
+    assert (noted.code, ticks) == (3, agent._loop.log.count)
     assert isinstance(noted.__context__, ValueError)
     assert described(noted, of_script=True).startswith("SystemExit: 3 (test_live_sources.py:")
     agent.tick()
-    assert agent._loop.log.ticks == ticks + 1
+    assert agent._loop.log.count == ticks + 1
     agent.detach()
     assert not hasattr(sys.exit, "__wrapped__")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,17 +23,19 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
-from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.live.testbed.testbed_scenario import Job, Scenario, load_scenario
 from paceenv.live.testbed.training_job import emulated_step
 from paceenv.ui import config_files
 
 ITERATIONS, DEADLINE_S = 8, 300.0
+BARRIER = {"all_reduce": {"bytes": 0}}
+HELD = {"bytes": 8, "background": True, "can_wait": True}
 LEFT_AFTER_S = 60.0
 
 
 def scenario(**changes: Any) -> Scenario:
     """Two hosts on a thin link that reduce and meet, with ``changes``."""
-    job = {"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": {"bytes": 1e5}}, {"barrier": True}]}
+    job = {"name": "pair", "hosts": [0, 1], "program": {"step": [{"all_reduce": {"bytes": 1e5}}, BARRIER]}}
     plain = {"name": "tiny", "network": {"hosts": 2, "host_mbps": 20}, "jobs": [job]}
     plain |= {"loop": {"job": "pair", "expect": "neutral"}}
     return config_files.parse(Scenario, plain | changes, "test")
@@ -50,14 +51,12 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
     mine = result[main.name]
     assert mine.steps_s_TR.shape == (ITERATIONS, main.ranks)
     assert (np.diff(mine.steps_s_TR, axis=0) > 0.0).all()
-    least_s = sum(phase.compute.mean_s for phase in main.iteration if phase.compute and not phase.compute.ranks)
-    assert mine.step_s_T.mean() > 0.8 * least_s
+    assert mine.step_s_T.mean() > 0.8 * main.plan.compute_s
     assert [snapshot["rank"] for snapshot in mine.snapshots] == list(range(main.ranks))
     assert all(snapshot["state"] == "observe" and snapshot["final"] for snapshot in mine.snapshots)
     assert mine.trace is not None
     trace = read_trace(mine.trace)
-    kinds = {next(iter(phase.model_fields_set)) for phase in main.iteration}
-    assert kinds - {"compute"} <= set(trace.column("op"))
+    assert {one.op for one in main.starts} <= set(trace.column("op"))
     assert set(trace.column("rank")) == set(range(main.ranks))
     for other in set(result) - {main.name}:  # they began before the main one, and went on until it ended
         steps_s = result[other].steps_s_TR.max(axis=1)
@@ -70,8 +69,8 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
 def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     """Both ranks leave the barrier together, however long one of them is then held back."""
     root_and("ip", "tc", "unshare", "setpriv")
-    iteration = [{"compute": {"mean_s": 0.1}}, {"all_reduce": {"bytes": 1e4}}, {"barrier": True}]
-    chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": iteration}])
+    step = [{"compute": {"seconds": 0.1}}, {"all_reduce": {"bytes": 1e4}}, BARRIER]
+    chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "program": {"step": step}}])
     last_place = ["--policy", "static:stagger=0/0.4"]  # the second rank, in every step
     limits = ["--cap-s", "0.2", "--cap-share", "0.5", "--budget-s-per-minute", "30", "--quiet-first", "1"]
     agent = ["--mode", "active", "--block-iterations", "6", *last_place, *limits]
@@ -177,19 +176,25 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         run_scenario(scenario(), tmp_path / "run", iterations=4)
 
 
+def on(*step: dict[str, Any], hosts: Sequence[int] = (0, 1)) -> dict[str, Any]:
+    """A job of these phases."""
+    return {"name": "pair", "hosts": list(hosts), "program": {"step": list(step)}}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"network": {"hosts": 2, "racks": 2}}, "uplink_mbps with several racks"),
         ({"network": {"hosts": 2, "host_mbps": 0}}, "network.host_mbps"),
         ({"network": {"hosts": 1}}, "network.hosts"),
-        ({"jobs": [{"name": "pair", "hosts": [0, 5], "iteration": [{"barrier": True}]}]}, "hosts of a job from 0 to 1"),
-        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"barrier": False}]}]}, "barrier: true"),
-        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "at least one transfer or barrier"),
-        (
-            {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
-            "group_size that divides the 2 ranks",
-        ),
+        ({"jobs": [on(BARRIER, hosts=[0, 5])]}, "hosts of a job from 0 to 1"),
+        ({"jobs": [on()]}, "program.step"),
+        ({"jobs": [on({"compute": {"seconds": 0.1}})]}, "at least one transfer"),
+        ({"jobs": [on(BARRIER, {"compute": {"seconds": 0.1, "ranks": [2]}})]}, "ranks that compute from 0 to 1"),
+        ({"jobs": [on({"broadcast": {"bytes": 8}})]}, "all_reduce, gather, all_to_all of at most .*broadcast"),
+        ({"jobs": [on({"all_reduce": HELD})]}, "communicator of its own"),
+        ({"jobs": [on({"gather": {"bytes": 8, "communicator": "few"}})]}, "communicator few: one of world"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "unknown key jobs.0.iteration"),
         ({"loop": {"job": "other", "expect": "helps"}}, "loop.job one of pair"),
     ],
 )
@@ -211,7 +216,6 @@ def transfers_of_every_kind() -> list[list[Any]]:
 
     def spied(kind: str, plain: Any) -> Any:
         def spy(*given: Any, group: Any, async_op: bool, **root: Any) -> Any:
-            given = copy.deepcopy(given)  # the buckets of a phase share one payload
             own, into = given[kind == "all_to_all_single"], given[kind == "gather"]
             own.fill_(1.0 + dist.get_rank())
             work, members = plain(*given, group=group, async_op=async_op, **root), dist.get_process_group_ranks(group)
@@ -229,10 +233,13 @@ def transfers_of_every_kind() -> list[list[Any]]:
 
     for kind in ("all_reduce", "gather", "all_to_all_single"):
         setattr(dist, kind, spied(kind, getattr(dist, kind)))
-    given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "communicator": None, "background": False}
-    forms = [given, given | {"group_size": 2}, given | {"communicator": "beside", "background": True}]
-    phases = [{kind: form} for form in forms for kind in ("all_reduce", "gather", "all_to_all")]
-    step, _ = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
+    forms: list[dict[str, Any]] = [{}, {"communicator": "pairs"}, {"communicator": "beside", "background": True}]
+    transfers = [{kind: {"bytes": 2048} | form} for form in forms for kind in ("all_reduce", "gather", "all_to_all")]
+    phases = [{"repeat": 2, "step": [one]} for one in transfers]
+    program = {"communicators": {"pairs": {"size": 2}, "beside": {}}, "step": [*phases, BARRIER]}
+    job = {"name": "four", "hosts": [0, 1, 2, 3], "program": program}
+    spec = config_files.parse(Job, job, "test").spec() | {"seed": [0]}
+    step, _ = emulated_step(json.loads(json.dumps(spec)))
     for iteration in range(2):
         step(iteration)
     return moved

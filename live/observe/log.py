@@ -132,8 +132,8 @@ class Log:
         """One iteration in so many is watched; with ``hurry`` the next one is, and all that follow."""
         self.on_watch: Callable[[bool], None] = lambda watching: None
         self.count = 0
-        """Iterations that are over."""
-        self._skipped = self._to_skip = 0
+        """Iterations that are over, watched or not."""
+        self._to_skip = 0
         self._mark, self._late, self._place = "", "", 0  # of the iteration; one after so many operations, if none came
         self._held, self._noted = list[str](), False  # marks under way; whether any mark is set
 
@@ -170,11 +170,6 @@ class Log:
         return tick
 
     @property
-    def ticks(self) -> int:
-        """Iterations so far, watched or not."""
-        return self.count + self._skipped
-
-    @property
     def marked(self) -> bool:
         """Whether the iteration that has just begun is marked already."""
         return bool(self._late or self._held)
@@ -200,10 +195,9 @@ class Log:
         if not self._to_skip:
             return False
         self._to_skip -= 1
-        self._skipped += 1
+        self.count += 1
         if not self._to_skip or self.hurry:
-            self.count += self._skipped
-            self._skipped = self._to_skip = 0
+            self._to_skip = 0
             self._mark_of(0)
             self._late = ""
             self.over.append((self.count - 1, None, "", None, self.stamps.record()))

@@ -1,9 +1,9 @@
-"""The first process of a testbed's private namespaces: builds the network, runs the jobs on it, reports progress.
+"""The first process of a testbed's private namespaces: builds the network, and runs the jobs on it.
 
-:mod:`paceenv.live.testbed.testbed_run` starts it with a request, a JSON file. It writes one JSON object per line on
-standard output: ``progress`` (iterations of the main job), ``ended`` (exit codes by job and rank), ``failed`` (the
-reason). Racks and spine are bridges, hosts are named network namespaces, links are token buckets. No other process sees
-them: when this process ends, or is killed, the kernel kills all others in its namespaces and takes the network down.
+:mod:`paceenv.live.testbed.testbed_run` starts it with a request, a JSON file. It prints the exit codes, by job and
+rank, or on the other stream why there are none. Racks and spine are bridges, hosts are named network namespaces, links
+are token buckets. No other process sees them: when this process ends, or is killed, the kernel kills all others in its
+namespaces and takes the network down.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from paceenv.core.errors import InputError
 
 INTERFACE = "eth0"
 """A host's only interface to the network."""
@@ -41,37 +39,29 @@ def main(request_file: str) -> None:
     request = json.loads(Path(request_file).read_text())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(1))  # the first process of a namespace has no default action
-    try:
-        NAMES.mkdir(parents=True, exist_ok=True)
-        _command(f"mount -t tmpfs tmpfs {NAMES}")  # the hosts' names: only this mount namespace sees them
-        build(request["network"])
-        _tell(event="ended", exit_codes=_run_jobs(request))
-    except InputError as error:
-        _tell(event="failed", reason=str(error))
+    NAMES.mkdir(parents=True, exist_ok=True)
+    _command(f"mount -t tmpfs tmpfs {NAMES}")  # the hosts' names: only this mount namespace sees them
+    build(request["network"])
+    print(json.dumps(_run_jobs(request)))
 
 
 def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     """Run the main job to its end with the others beside it; exit codes by job and rank, None for a running one."""
-    jobs = {job["name"]: job for job in request["jobs"]}
-    main_job = jobs[request["main"]]
-    running: dict[str, Ranks] = {}
-    for port, (name, job) in enumerate(jobs.items(), start=FIRST_PORT):
-        if name != request["main"]:
-            running[name] = _start(job, port)
-    waited_until_s = time.monotonic() + request["deadline_s"]
-    while not all(_iterations(job) for job in jobs.values() if job is not main_job):
-        if _failed(running) or time.monotonic() > waited_until_s:
+    others = {job["name"]: job for job in request["jobs"]}
+    main_job = others.pop(request["main"])
+    running = {name: _start(job, port) for port, (name, job) in enumerate(others.items(), start=FIRST_PORT + 1)}
+    until_s = time.monotonic() + request["deadline_s"]
+    while not all(steps_made(job["folder"]) for job in others.values()):
+        if _failed(running) or time.monotonic() > until_s:
             return _exit_codes(running)
         time.sleep(POLL_S)
-    running[request["main"]] = _start(main_job, FIRST_PORT + len(jobs))
-    deadline_s, told = time.monotonic() + request["deadline_s"], 0
-    while any(process.poll() is None for process in running[request["main"]]):
+    running[request["main"]] = mine = _start(main_job, FIRST_PORT)
+    until_s, before = time.monotonic() + request["deadline_s"], 0
+    while any(process.poll() is None for process in mine):
         time.sleep(POLL_S)
-        done = _iterations(main_job)
-        if done != told:
-            _tell(event="progress", iterations=done)
-            deadline_s, told = time.monotonic() + request["deadline_s"], done
-        if _failed(running) or time.monotonic() > deadline_s:
+        if (done := steps_made(main_job["folder"])) != before:
+            until_s, before = time.monotonic() + request["deadline_s"], done
+        if _failed(running) or time.monotonic() > until_s:
             break
     return _exit_codes(running)
 
@@ -95,10 +85,10 @@ def _start(job: Mapping[str, Any], port: int) -> Ranks:
     return started
 
 
-def _iterations(job: Mapping[str, Any]) -> int:
+def steps_made(folder: str | Path) -> int:
     """Steps that the first rank of a job has made."""
     try:
-        return Path(job["folder"], "steps", STEP_FILE.format(rank=0)).stat().st_size // FLOAT_BYTES
+        return Path(folder, "steps", STEP_FILE.format(rank=0)).stat().st_size // FLOAT_BYTES
     except FileNotFoundError:
         return 0
 
@@ -111,10 +101,6 @@ def _exit_codes(running: Mapping[str, Ranks]) -> dict[str, list[int | None]]:
     return {name: [process.poll() for process in processes] for name, processes in running.items()}
 
 
-def _tell(**event: Any) -> None:
-    print(json.dumps(event), flush=True)
-
-
 def host_name(number: int) -> str:
     return f"h{number}"
 
@@ -125,7 +111,7 @@ def address(number: int) -> str:
 
 
 def build(network: Mapping[str, Any]) -> None:
-    """Set up everything; ``network`` is a ``testbed_scenario.Network`` as plain data. Raises InputError."""
+    """Set up everything; ``network`` is a ``testbed_scenario.Network`` as plain data."""
     racks, rate_mbps = network["racks"], network["host_mbps"]
     for bridge in [*(f"rack{rack}" for rack in range(racks)), *(["spine"] if racks > 1 else [])]:
         _command(f"ip link add {bridge} type bridge")
@@ -160,7 +146,7 @@ def _command(command: str, *more: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise InputError(f"testbed: {' '.join(words)}: {reason}")
+        sys.exit(f"{' '.join(words)}: {reason}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ the network disappears. So no clean-up depends on code that may itself be killed
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from paceenv.core.files import atomic_write
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot
-from paceenv.live.testbed.inside import STEP_FILE
+from paceenv.live.testbed.inside import POLL_S, STEP_FILE, steps_made
 from paceenv.live.testbed.testbed_scenario import Job, LoopPlan, Scenario
 from paceenv.ui import config_files
 
@@ -38,8 +38,6 @@ TAIL_LINES = 4
 _WARNING = re.compile(r"\[?W\d{4} ")
 TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
 """The needed tools, and Debian's packages for them."""
-ENDS_S = 30.0
-"""Longest wait for the end of a process that has reported its end."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def run_scenario(
         "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
     }
     atomic_write(folder / "request.json", json.dumps(request, indent=1))
-    exit_codes = _follow(folder, on_progress)
+    exit_codes = _follow(folder, folder / scenario.loop.job, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, rank = failed
         how = f"made no step for {deadline_s:g} s" if exit_codes[job][rank] is None else "failed"
@@ -112,16 +110,16 @@ def _prepare(
     place = folder / job.name
     for name in ("log", "steps", "tmp"):
         (place / name).mkdir(parents=True)
-    spec = {
+    spec = job.spec() | {
         "seed": [scenario.seed, scenario.jobs.index(job)],
-        "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }
     atomic_write(place / "job.json", json.dumps(spec, indent=1))
     command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
     if agent is not None:
-        defer = ["--defer", ",".join(job.deferrable)] if job.deferrable else []
+        deferrable = dict.fromkeys(one.communicator for one in job.starts if one.can_wait)
+        defer = ["--defer", ",".join(deferrable)] if deferrable else []
         command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *defer, *agent, *command]
     return {"name": job.name, "hosts": job.hosts, "command": command, "folder": str(place)}
 
@@ -132,38 +130,35 @@ def missing() -> str:
     return ", ".join(sorted(lacking) + (["root's rights"] if os.geteuid() else []))
 
 
-def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
+def _follow(folder: Path, main: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
     """Run the request to its end in private namespaces; exit codes by job and rank."""
     if lacking := missing():
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
     alone = ["setpriv", "--pdeathsig", "KILL"]
     alone += ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
-    with (folder / "testbed.txt").open("wb") as errors:
-        process = subprocess.Popen(
+    errors, done = folder / "testbed.txt", 0
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(
             [*alone, sys.executable, "-m", "paceenv.live.testbed.inside", str(folder / "request.json")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+            stderr=stderr,
             env=os.environ | {"PYTHONSAFEPATH": "1"},  # the start folder may have a package of the same name
-        )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "failed":
-                raise InputError(event["reason"])
-            if event["event"] == "progress":
-                on_progress(event["iterations"])
-            if event["event"] == "ended":
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(ENDS_S)  # jobs beside the main one may still write files that we collect
-                return dict(event["exit_codes"])
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    raise InputError(f"testbed: ended early: {_why(folder / 'testbed.txt')}")
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:  # until its end, jobs beside the main one write files that we collect
+                time.sleep(POLL_S)
+                if (now := steps_made(main)) != done:
+                    done = now
+                    on_progress(done)
+            exit_codes = process.communicate()[0]
+        finally:
+            process.kill()
+    if not exit_codes:
+        raise InputError(f"testbed: {_why(errors)}")
+    return dict(json.loads(exit_codes))
 
 
 def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:

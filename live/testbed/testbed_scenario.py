@@ -12,12 +12,18 @@ from pydantic import Field, model_validator
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.live_policy import find_policy
+from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.program.step_program import WORLD, StepProgram, flat
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
 Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
+RUN = ("all_reduce", "gather", "all_to_all")
+"""Transfers that a testbed runs; an all-reduce of no bytes is a barrier."""
+MAX_BYTES = 1e9
 
 
 class Network(Config):
@@ -37,19 +43,17 @@ class Network(Config):
 
 
 class Slow(Config):
-    """Ranks that compute longer, always or in episodes."""
+    """Ranks that compute longer in episodes; one that always does has more seconds in the program."""
 
     ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="the slow ranks")
     factor: float = Field(ge=1, le=20, description="how many times longer")
-    every: int | None = Field(None, ge=2, description="iterations from one episode to the next; empty: always slow")
-    iterations: int | None = Field(None, ge=1, description="length of an episode")
+    every: int = Field(ge=2, description="iterations from one episode to the next")
+    iterations: int = Field(ge=1, description="length of an episode")
     first: int = Field(0, ge=0, description="iteration of the first episode's begin")
 
     @model_validator(mode="after")
     def _episodes(self) -> Slow:
-        if (self.every is None) != (self.iterations is None):
-            raise ValueError("every and iterations together, or neither")
-        if self.every is not None and self.iterations is not None and self.iterations >= self.every:
+        if self.iterations >= self.every:
             raise ValueError(f"iterations less than every ({self.every})")
         return self
 
@@ -61,87 +65,60 @@ class Pause(Config):
     at_most_s: Seconds = Field(description="each takes a time drawn evenly up to this, the same on all ranks")
 
 
-class Compute(Config):
-    """Emulated work: the rank sleeps, so that many ranks fit on few cores."""
-
-    mean_s: Seconds = Field(description="mean time, s")
-    jitter_cv: float = Field(0.0, ge=0, le=1, allow_inf_nan=False, description="normal, anew each rank and iteration")
-    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks with this work; empty: all")
-    slow: Slow | None = None
-    pause: Pause | None = None
-
-
-class Transfer(Config):
-    """A collective."""
-
-    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank")
-    buckets: int = Field(1, ge=1, le=1000, description="parts, one after the other")
-    group_size: int | None = Field(None, ge=2, description="neighbours in a process group; empty: all ranks of the job")
-    communicator: str | None = Field(
-        None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
-    )
-    background: bool = Field(False, description="only starts here; ends at the end of the iteration")
-    deferrable: bool = Field(False, description="the agent's rule defer may hold it back: its whole communicator")
-
-    @model_validator(mode="after")
-    def _can_wait(self) -> Transfer:
-        if self.deferrable and not (self.background and self.communicator):
-            raise ValueError("deferrable with background: true, and a communicator by whose name the agent knows it")
-        return self
-
-
-class Phase(Config):
-    """One phase of an iteration: exactly one of these."""
-
-    compute: Compute | None = None
-    all_reduce: Transfer | None = Field(None, description="a collective of the group")
-    gather: Transfer | None = Field(None, description="to the first of each group")
-    all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
-    barrier: bool | None = Field(None, description="of all ranks")
-
-    @model_validator(mode="after")
-    def _one(self) -> Phase:
-        if len(self.model_fields_set) != 1 or self.barrier is False:
-            raise ValueError(f"exactly one of {', '.join(type(self).model_fields)}; barrier: true")
-        return self
-
-    @property
-    def transfer(self) -> Transfer | None:
-        """The transfer of this phase, whatever its kind."""
-        return self.all_reduce or self.gather or self.all_to_all
-
-
 class Job(Config):
-    """One job. Rank r runs on ``hosts[r]``."""
+    """One job. Rank r runs on ``hosts[r]``, and sleeps in place of computing, so that many ranks fit on few cores."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
     hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on, a rank on each")
-    iteration: list[Phase] = Field(description="phases of every rank in an iteration, from top to bottom")
+    program: StepProgram = Field(description="the step of every rank, as in a cluster config")
+    slow: Slow | None = None
+    pause: Pause | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Job:
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("hosts that differ from each other")
-        for phase in self.iteration:
-            transfer, compute = phase.transfer, phase.compute
-            if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
-                raise ValueError(f"group_size that divides the {self.ranks} ranks ({transfer.group_size})")
-            named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
-            if any(rank >= self.ranks for rank in named):
-                raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
-        if not any(phase.transfer or phase.barrier for phase in self.iteration):
-            raise ValueError("at least one transfer or barrier in an iteration")
+        if not self.starts:
+            raise ValueError("at least one transfer in a program")
+        for one in self.starts:
+            if one.op not in RUN or one.payload_bytes > MAX_BYTES:
+                what = f"{one.op} of {one.payload_bytes:g} bytes"
+                raise ValueError(f"a program with {', '.join(RUN)} of at most {MAX_BYTES:g} bytes ({what})")
+            if one.can_wait and one.communicator == WORLD:
+                raise ValueError("can_wait with a communicator of its own, by whose name the agent knows the transfer")
+        named = [rank for one in flat(self.program.step) if one.compute for rank in one.compute.ranks or ()]
+        named += self.slow.ranks if self.slow else []
+        if any(rank >= self.ranks for rank in named):
+            raise ValueError(f"ranks that compute from 0 to {self.ranks - 1} ({max(named)})")
         return self
 
     @property
-    def deferrable(self) -> list[str]:
-        """Communicators whose transfers in the background the agent may hold back."""
-        transfers = [phase.transfer for phase in self.iteration if phase.transfer is not None]
-        return list(dict.fromkeys(t.communicator for t in transfers if t.communicator and t.deferrable))
+    def plan(self) -> StepPlan:
+        """What every rank does in a step."""
+        return self.program.plan(self.ranks)
+
+    @property
+    def starts(self) -> list[Start]:
+        """The transfers of a step."""
+        return [one for role in self.plan.roles for one in role if isinstance(one, Start)]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether one collective a step cannot describe the job: something runs in the background."""
+        transfers = [phase.transfer() for phase in flat(self.program.step)]
+        return any(transfer is not None and transfer[1].background for transfer in transfers)
 
     @property
     def ranks(self) -> int:
         return len(self.hosts)
+
+    def spec(self) -> dict[str, Any]:
+        """What the training script of a rank is told, as plain data."""
+        plan = self.plan
+        roles = [[(type(one).__name__, one._asdict()) for one in role] for role in plan.roles]
+        named = {name: groups for name, groups in plan.communicators.items() if name != WORLD}
+        spec = {"role_R": plan.role_R, "roles": roles, "communicators": named}
+        return spec | self.model_dump(include={"slow", "pause"}) | {"length_cv": self.program.length_cv}
 
 
 class LoopPlan(Config):
@@ -154,7 +131,12 @@ class LoopPlan(Config):
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
     probe_iterations: int = Field(450, ge=20, description="of the run with probes; 200 are too few to tell effects")
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
-    block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
+    block_iterations: int | None = Field(
+        None,
+        gt=0,
+        multiple_of=INTERVAL_ITERATIONS,
+        description=f"a multiple of {INTERVAL_ITERATIONS}; default: from the policy's own time constants",
+    )
     quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
@@ -193,6 +175,8 @@ class Scenario(Config):
         for job in self.jobs:
             if max(job.hosts) >= self.network.hosts:
                 raise ValueError(f"hosts of a job from 0 to {self.network.hosts - 1} ({max(job.hosts)})")
+        if self.loop.probe_s and self.job(self.loop.job).overlaps:
+            raise ValueError("loop.probe_s 0, as a job with transfers in the background is calibrated without a probe")
         return self
 
     def job(self, name: str) -> Job:

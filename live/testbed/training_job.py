@@ -7,12 +7,11 @@ file. So step times are known without the agent, and up to the moment in which a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,8 @@ from paceenv.live.testbed.inside import STEP_FILE
 TIMEOUT_S = 600.0
 """Of a collective: a rank that is lost ends the job."""
 
-Work = Callable[[int], None]
-"""A rank's work in a phase, given the iteration."""
 Transfer = Callable[[], Any]
-"""Transfers one bucket; returns what to wait for, if it runs in the background."""
+"""Starts a transfer; returns what to wait for, if it runs in the background."""
 Group = dist.ProcessGroup | None
 """A process group of this rank; None is that of all ranks."""
 
@@ -58,75 +55,57 @@ class _Nothing(torch.optim.Optimizer):
         """Does nothing; an agent hooks on to it."""
 
 
-def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
-    """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
-    group, background, work = functools.cache(_group), list[Any](), list[Work]()
-    for number, phase in enumerate(spec["iteration"]):
-        ((kind, given),) = phase.items()
-        if kind == "barrier":
-            work.append(lambda iteration: dist.barrier())
-        elif kind == "compute":
-            work.append(_compute(given, [*spec["seed"], number]))
-        else:
-            of = group(given["group_size"] or dist.get_world_size(), given["communicator"])
-            start = functools.partial(_start, _transfer(kind, of, given), background)
-            work += [start] * given["buckets"]  # which share one payload, that nobody reads
+def emulated_step(spec: Mapping[str, Any]) -> tuple[Callable[[int], None], torch.optim.Optimizer]:
+    """A step of this rank, given its number: what its program says, in order. And the optimizer that ends it."""
+    rank, slow, pause = dist.get_rank(), spec["slow"], spec["pause"]
+    role = spec["roles"][spec["role_R"][rank]]
+    groups = {name: _group(name, listed) for name, listed in spec["communicators"].items()}
+    own, common = (np.random.default_rng([*spec["seed"], stream]) for stream in (1 + rank, 0))
+    micro_batches = 1 + max((one["micro_batch"] for kind, one in role if kind == "Compute"), default=-1)
+    transfers = {
+        at: _transfer(one, groups.get(one["communicator"]), beside=role[at + 1] != ["Wait", {"start": at}])
+        for at, (kind, one) in enumerate(role)
+        if kind == "Start"
+    }
 
     def step(iteration: int) -> None:
-        for do in work:
-            do(iteration)
-        for pending in background:
-            pending.wait()
-        background.clear()
+        length = [*(1.0 + spec["length_cv"] * own.standard_normal(micro_batches)), 1.0]  # the last is of none
+        times = slow["factor"] if slow and rank in slow["ranks"] and _is_slow(slow, iteration) else 1.0
+        if pause and iteration % pause["every"] == pause["every"] - 1:
+            time.sleep(pause["at_most_s"] * common.random())
+        started = dict[int, Any]()
+        for at, (kind, one) in enumerate(role):
+            if kind == "Compute":
+                time.sleep(max(times * length[one["micro_batch"]] * one["seconds"], 0.0))
+            elif kind == "Start":
+                started[at] = transfers[at]() if (iteration + 1) % one["every"] == 0 else None
+            elif started[one["start"]] is not None:
+                started[one["start"]].wait()
 
     return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
 
 
-def _start(transfer: Transfer, background: list[Any], iteration: int) -> None:
-    if (pending := transfer()) is not None:
-        background.append(pending)
-
-
-def _group(size: int, communicator: str | None) -> Group:
-    """This rank's group of ``size`` neighbours; by ``communicator`` the agent knows what it may hold back."""
-    if size == dist.get_world_size() and communicator is None:
-        return None
-    made: tuple[Group, Any] = dist.new_subgroups(size, group_desc=communicator)  # type: ignore[no-untyped-call]
-    return made[0]
-
-
-def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
-    rank = dist.get_rank()
-    if given["ranks"] is not None and rank not in given["ranks"]:
-        return lambda iteration: None
-    own, common = np.random.default_rng([*seed, 1 + rank]), np.random.default_rng([*seed, 0])
-    slow, pause = given["slow"] or {"ranks": []}, given["pause"]
-
-    def work(iteration: int) -> None:
-        start_s = time.monotonic()
-        seconds = given["mean_s"] * (1.0 + given["jitter_cv"] * own.standard_normal())
-        if rank in slow["ranks"] and _is_slow(slow, iteration):
-            seconds *= slow["factor"]
-        if pause and iteration % pause["every"] == pause["every"] - 1:
-            seconds += pause["at_most_s"] * common.random()
-        time.sleep(max(start_s + seconds - time.monotonic(), 0.0))
-
-    return work
+def _group(name: str, listed: Sequence[list[int]]) -> Group:
+    """This rank's group of a communicator, by whose name the agent knows what it may hold back."""
+    made = {tuple(ranks): dist.new_group(ranks, group_desc=name) for ranks in listed}  # every rank makes all of them
+    return next((group for ranks, group in made.items() if dist.get_rank() in ranks), None)
 
 
 def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
     since = iteration - slow["first"]
-    return bool(since >= 0 and (slow["every"] is None or since % slow["every"] < slow["iterations"]))
+    return bool(since >= 0 and since % slow["every"] < slow["iterations"])
 
 
-def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
-    """One bucket: zeros, at least one for each member in an all-to-all."""
-    members, beside = dist.get_process_group_ranks(group), given["background"]
-    parts = len(members) if kind == "all_to_all" else 1
-    payload = torch.zeros(max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts)
-    if kind == "all_reduce":
+def _transfer(given: Mapping[str, Any], group: Group, *, beside: bool) -> Transfer:
+    """A transfer of zeros, at least one for each member in an all-to-all; an all-reduce of none is a barrier."""
+    members, op = dist.get_process_group_ranks(group), given["op"]
+    parts = len(members) if op == "all_to_all" else 1
+    payload = torch.zeros(max(int(given["payload_bytes"]) // 4 // parts, 1) * parts)
+    if op == "all_reduce" and not given["payload_bytes"]:
+        return lambda: dist.barrier(group=group, async_op=beside)
+    if op == "all_reduce":
         return lambda: dist.all_reduce(payload, group=group, async_op=beside)
-    if kind == "gather":
+    if op == "gather":
         root = members[0]
         gathered = [torch.zeros_like(payload) for _ in members] if dist.get_rank() == root else None
         return lambda: dist.gather(payload, gathered, dst=root, group=group, async_op=beside)

@@ -33,7 +33,9 @@ network: {hosts: 8, racks: 2, uplink_mbps: 200}
 jobs:
 - name: pairs
   hosts: [0, 1, 2, 3, 4, 5, 6, 7]
-  iteration: [{all_reduce: {bytes: 1.0e+6, group_size: 2}}, {barrier: true}]
+  program:
+    communicators: {pairs: {size: 2}}
+    step: [{all_reduce: {bytes: 1.0e+6, communicator: pairs}}, {all_reduce: {bytes: 0}}]
 loop:
   job: pairs
   mechanism: slack

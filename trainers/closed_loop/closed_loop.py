@@ -14,20 +14,19 @@ from pathlib import Path
 
 from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import JobResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
-from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS, spelled
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, mean_step, measure
 from paceenv.trainers.closed_loop.predict import Predictor
-from paceenv.trainers.closed_loop.scenario_program import known_cluster, left_out, needs_program
+from paceenv.trainers.closed_loop.scenario_cluster import known_cluster, left_out
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
@@ -87,16 +86,7 @@ class ClosedLoop:
 
     def _check(self) -> None:
         """Raises InputError for what the agent or the prediction would refuse, before anything starts."""
-        plan = self.scenario.loop
-        agent_options(plan, "observe")
-        block = plan.block_iterations
-        if block is not None and block % INTERVAL_ITERATIONS:
-            allowed = f"a multiple of the policies' control interval, {INTERVAL_ITERATIONS}"
-            raise out_of_range("block_iterations", block, allowed, f"scenario {self.scenario.name}: loop")
         known_cluster(self.scenario)
-        if plan.probe_s and needs_program(self.scenario.job(plan.job)):
-            allowed = "0, as a job with transfers in the background is not calibrated with a probe"
-            raise out_of_range("probe_s", plan.probe_s, allowed, f"scenario {self.scenario.name}: loop")
         for role in self.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")

@@ -1,4 +1,4 @@
-"""The report of a closed loop, predictions beside measurements: Markdown, JSON, tables, pictures, one sentence."""
+"""The report of a closed loop, predictions beside measurements: a page, JSON, tables, a picture, one sentence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import paceenv
 from paceenv.core.files import atomic_write
 from paceenv.core.intervals import Interval
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.report.fit_sections import fitted
-from paceenv.report.section import Section
+from paceenv.report.section import Section, page
 from paceenv.trainers.closed_loop.paired_blocks import Candidate, Found, shown
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures, output
@@ -79,13 +80,23 @@ def _stopped(one: Candidate) -> str:
 
 
 def write(report: Found, out: Path) -> None:
-    """Write the report and its picture."""
-    _picture(report, out / "effects.png")
+    """Write the report as JSON and as a page, and its picture."""
+    picture, chosen = _picture(report), report["chosen"]
+    figures.save(picture, out / "effects.png")
     output.write_json(report, str(out / "report.json"))
-    atomic_write(out / "report.md", markdown(report))
+    said = [
+        f"Chosen by its prediction: {label(chosen['policy'])} ({chosen['why']}).",
+        f"Expected of pacing beforehand: {report['expect']}.",
+        *map(output.sentence, report["notes"]),
+        "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %. A static rule is named by "
+        "its mechanism = threshold / window.",
+    ]
+    drawn = Section("The job and the effects", said, verdict=report["verdict"], svg=figures.svg(picture, "effects"))
+    made = page(f"Closed loop: {report['scenario']}", report["description"], [drawn, *sections(report)])
+    atomic_write(out / "report.html", made)
 
 
-def _picture(report: Found, path: Path) -> None:
+def _picture(report: Found) -> Figure:
     """Above the real job's course, block by block; below each policy's effect, predicted and measured."""
     rows = report["policies"]
     figure, (course, panel) = figures.stack([2.4, 0.7 + 0.45 * len(rows)])
@@ -107,29 +118,7 @@ def _picture(report: Found, path: Path) -> None:
     panel.set_yticks(range(len(rows)), [label(row.policy) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(_DRAWN), frameon=False)
-    figures.save(figure, path)
-
-
-def markdown(report: Found) -> str:
-    """The report for people."""
-    lines = [
-        f"# Closed loop: {report['scenario']}",
-        "",
-        report["description"],
-        "",
-        f"**{report['verdict']}**",
-        "",
-        f"- chosen by its prediction: {label(report['chosen']['policy'])} ({report['chosen']['why']})",
-        f"- expected of pacing beforehand: {report['expect']}",
-        *[f"- {note}" for note in report["notes"]],
-        "",
-        "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %. A static rule is named by "
-        "its mechanism = threshold / window.",
-    ]
-    for one in sections(report):
-        lines += ["", f"## {one.title}", "", *output.markdown_table(one.columns, one.rows)]
-        lines += ["", *one.text] if one.text else []
-    return "\n".join([*lines, "", "![predicted and measured effects](effects.png)", ""])
+    return figure
 
 
 def sections(report: Found) -> list[Section]:

@@ -26,7 +26,7 @@ from paceenv.sim.cluster.fabric import Fabric, changed_keys
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.fold import Folded, fold
 from paceenv.sim.cluster.program.program_tables import StepPlan
-from paceenv.sim.cluster.program.step_program import StepProgram, resized
+from paceenv.sim.cluster.program.step_program import StepProgram, flat, resized
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.cluster.workload import Gpu, Workload
@@ -103,6 +103,8 @@ class Cluster(Config):
             raise ValueError("workload and gpu together, or neither")
         if not self.is_measured:
             self._check_beside("a workload" if self.program is None else "a program")
+            if self.program is not None and any(phase.gather is not None for phase in flat(self.program.step)):
+                raise ValueError("no gather in a program: the simulator has it as job.collective only")
             self.plan()  # raises for invalid values
             return
         if self.fabric.set_for_programs:

@@ -1,4 +1,4 @@
-"""Section ``program`` of a cluster config: a step typed by hand, as a testbed's iteration is.
+"""Section ``program`` of a cluster config, and of a job of the testbed: a step typed by hand.
 
 On another number of ranks the job has more or fewer data-parallel replicas, and each does what those of today do.
 Process groups that grow with the job have more members, all others keep their size. Ranks are numbered as today: within
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field, model_validator
 
@@ -100,6 +100,7 @@ class ProgramPhase(Config):
     all_to_all: TransferPhase | None = None
     broadcast: TransferPhase | None = None
     send: TransferPhase | None = Field(None, description="from the first of each group to its second")
+    gather: TransferPhase | None = Field(None, description="to the first of each group; on the testbed only")
     wait: Name | None = Field(None, description="for all transfers of that name that are under way")
     repeat: int | None = Field(None, ge=1, le=10_000, description="how often the phases of step follow each other")
     step: list[ProgramPhase] = Field([], description="of repeat")
@@ -115,8 +116,7 @@ class ProgramPhase(Config):
 
     def transfer(self) -> tuple[Op, TransferPhase] | None:
         """Kind and transfer, if it is one."""
-        kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
-        for kind in kinds:
+        for kind in get_args(Op):
             transfer = getattr(self, kind)
             if transfer is not None:
                 return kind, transfer
