@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
 MIN_BESIDE: Final = 0.2

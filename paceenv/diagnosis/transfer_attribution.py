@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.compute_attribution import Components
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph, last_arrivals
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 from paceenv.diagnosis.own_overlap import Partner, find_partners
 

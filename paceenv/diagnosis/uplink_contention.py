@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.link_replay import UplinkModel, share_uplink
-from paceenv.diagnosis.operation_matrix import Array
+from paceenv.core.operation_matrix import Array
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""
