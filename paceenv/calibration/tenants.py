@@ -1,10 +1,10 @@
 """A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
 
-There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
-noise. The engine's tenant is then followed through the recorded arrivals by a particle filter, which gives a likelihood
-of its period and share and of our own time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their
-posterior, in which several periods with the same beat survive side by side. The prior says that the other job is like
-ours, within wide bounds; it decides only between such periods.
+There is a tenant if what the links leave of the durations comes and goes. The engine's tenant is then followed through
+the recorded arrivals by a particle filter, which gives a likelihood of its period and share and of our own time alone.
+Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the same beat
+survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only between such
+periods.
 
 Axes: T iterations, G process groups, N particles.
 """
@@ -18,12 +18,12 @@ from typing import Any, Final
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import PayloadFit, transfer_cv
 from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.core.metrics import other_job
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine import compiled, fluid, layout
@@ -35,11 +35,9 @@ OUTLIERS: Final = 0.02
 """Share of durations that the tenant need not explain."""
 JUMPS: Final = 0.005
 """Chance in an iteration that the tenant is somewhere else altogether, as after a pause."""
-MIN_SPREAD: Final = 0.04
-"""Durations that vary by less, relative to their mean, are steady."""
+_KEYS: Final = ("tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps")
 MIN_OF_STEP: Final = 0.01
-"""Nor does it matter what varies by less of a step than this."""
-SIGNIFICANCE: Final = 1e-3
+"""What varies by less of a step does not matter."""
 MIN_JITTER: Final = 0.003
 """A tenant's own jitter, where ours is less: that of any computer."""
 MAX_TRANSFER_CV: Final = 1.0
@@ -133,26 +131,18 @@ with numba_cache(compiled.cache_directory()) as _writable:
     _filter_compiled = numba.njit(nogil=True, cache=_writable, error_model="numpy")(_filter)
 
 
-def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
-    """Whether durations show a tenant that matters, and the numbers behind it in words."""
-    spread, n = float(residual_T.std()) / mean_s, len(residual_T)
-    away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
-    variance = float(away_T @ away_T) or 1.0
-    correlation = np.array([float(away_T[lag:] @ away_T[:-lag]) for lag in lags]) / variance
-    ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
-    p = float(stats.chi2.sf(ljung_box, len(lags)))
-    said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
-    return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
-
-
 def add_tenants(builder: ClusterBuilder[Any]) -> None:
     """A tenant where durations show one, else why there is none and how much transfers vary by themselves."""
     payload, stamps = builder.payload, builder.stamps
     if payload is None:
         return
     mean_s, residual_T = float(stamps.duration_TG.mean()), payload.own.residual_TG.mean(axis=1)
-    disturbed, said = is_disturbed(residual_T[stamps.steady_T], mean_s, builder.measured.mean_s)
-    if disturbed and payload.unit_whole_s > 0.0:
+    predictable, inflated, is_there = other_job(mean_s + residual_T[stamps.steady_T])
+    said = (
+        f"durations are {inflated:.1%} longer than the best, predicted by their past with correlation {predictable:.2f}"
+    )
+    matters = float(residual_T.std()) > MIN_OF_STEP * builder.measured.mean_s
+    if is_there and matters and payload.unit_whole_s > 0.0:
         if TenantSearch(builder, payload).add():
             return
         said = "durations vary in a way that no one periodic tenant explains"
@@ -265,18 +255,20 @@ class TenantSearch:
             return False
         said = (
             f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
-            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
+            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step; without the "
+            f"tenant the payload takes {_natural(at)[2]:.4g} s"
         )
-        natural, values = np.array([_natural(theta) for theta in sample]), _natural(at)
-        ratio, share = (
-            _of_sample(f"tenants.0.{key}", values[k], natural[:, k], said)
-            for k, key in enumerate(("period_ratio", "comm_share"))
+        found = np.array([_natural(theta) for theta in (at, *sample)])
+        found[:, 2] = self.payload.unit_whole_s / found[:, 2]
+        value_P, sd_P = found[0], found[1:].std(axis=0)
+        low_P, high_P = np.quantile(found[1:], [0.025, 0.975], axis=0)
+        low_P, high_P = np.minimum(low_P, value_P), np.maximum(high_P, value_P)
+        ratio, share, uplink = (
+            Parameter(key, value, sd, low, high, said)
+            for key, value, sd, low, high in zip(
+                _KEYS, *(x.tolist() for x in (value_P, sd_P, low_P, high_P)), strict=True
+            )
         )
-        alone_s, (low_s, high_s) = values[2], _ends(values[2], natural[:, 2])
-        whole_s = self.payload.unit_whole_s
-        said = f"payload without the tenant takes {alone_s:.4g} s: {said}"
-        gbps, se_s = whole_s / alone_s, float(natural[:, 2].std())
-        uplink = Parameter("fabric.uplink_gbps", gbps, gbps * se_s / alone_s, whole_s / high_s, whole_s / low_s, said)
         pauses, best = self.pauses(at), self.cluster(at)
         self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
         self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
@@ -328,13 +320,3 @@ def _weights(costs: Array) -> Array:
     weight = np.exp(-(costs - costs.min()) / 2.0)
     normalised: Array = weight / weight.sum()
     return normalised
-
-
-def _of_sample(key: str, value: float, sample: Array, evidence: str) -> Parameter:
-    """A parameter with the posterior's standard deviation and central 95 %."""
-    return Parameter(key, value, float(sample.std()), *_ends(value, sample), evidence)
-
-
-def _ends(value: float, sample: Array) -> tuple[float, float]:
-    low, high = np.quantile(sample, [0.025, 0.975])
-    return float(min(low, value)), float(max(high, value))
