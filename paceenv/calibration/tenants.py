@@ -18,11 +18,13 @@ from typing import Any, Final
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import PayloadFit, transfer_cv
-from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.parameters import Parameter, bounded, identified, not_identifiable
+from paceenv.core.intervals import Interval
 from paceenv.core.metrics import other_job
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -66,10 +68,6 @@ _ROUNDS = (
     (1.0, np.array([0.005, 0.04, 0.03])),
 )
 """Temperature of the weights by which points are chosen, and how far new ones lie from them."""
-_PAUSE_RATES = np.array([0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2])
-_PAUSE_PARTICLES, _SEEDS = 384, range(4)
-_PAUSE_TEMPERATURE = 2.0
-"""Pauses are independent events, unlike the durations in between, but the likelihood is no less noisy."""
 _WIDE = 3.0 * _ROUNDS[-1][1]
 """Over which the sample's density is smoothed."""
 
@@ -87,13 +85,11 @@ def _filter(
     advance_T: Array,
     uniform_TN: Array,
     spread_s: float,
-    outlier: float,
-    jumps: float,
     expected_T: Array,
-) -> float:
+) -> tuple[float, int]:
     particles, groups = tenant_NFK.shape[0], arrival_TG.shape[1]
     order_G, finish_G, weight_N = np.arange(groups), np.empty(groups), np.empty(particles)
-    before_NFK, total = np.empty_like(tenant_NFK), 0.0
+    before_NFK, total, lost = np.empty_like(tenant_NFK), 0.0, 0
     for i in range(particles):
         fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     for t in range(arrival_TG.shape[0]):
@@ -107,13 +103,14 @@ def _filter(
             for g in range(groups):
                 lasts_s += (finish_G[g] - arrival_TG[t, g]) / groups
             away = (lasts_s - lasts_T[t]) / spread_s
-            weight_N[i] = (1.0 - outlier) * np.exp(-0.5 * away * away) + 0.05 * outlier
+            weight_N[i] = (1.0 - OUTLIERS) * np.exp(-0.5 * away * away) + 0.05 * OUTLIERS
             mean += weight_N[i] / particles
             expected += lasts_s / particles
         total += np.log(mean)
         expected_T[t] = expected
         before_NFK[:] = tenant_NFK
-        lost = 0.5 if mean < 0.1 * outlier else jumps  # no particle near: the tenant itself stood still, or jumped
+        is_lost = mean < 0.1 * OUTLIERS  # no particle near: the tenant itself stood still, or jumped
+        lost += is_lost
         at, reached = 0, weight_N[0] / particles / mean
         for i in range(particles):  # systematic resampling
             while reached < (i + uniform_TN[t, 0]) / particles and at < particles - 1:
@@ -121,10 +118,10 @@ def _filter(
                 reached += weight_N[at] / particles / mean
             tenant_NFK[i] = before_NFK[at]
             fluid.rewind(clocks[i], tenant_NFK[i], advance_T[t])
-            if uniform_TN[t, 1 + i] < lost:
+            if uniform_TN[t, 1 + i] < (0.5 if is_lost else JUMPS):
                 clocks[i]["key"] += np.uint64(particles)
                 fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
-    return total
+    return total, lost
 
 
 with numba_cache(compiled.cache_directory()) as _writable:
@@ -180,10 +177,9 @@ class TenantSearch:
         return math.hypot(mean, (simulated.cv - measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
 
     def follow(
-        self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES, seed: int = 0,
-        jumps: float = JUMPS,
-    ) -> tuple[float, Array]:  # fmt: skip
-        """Log-likelihood of the last iterations, and durations expected one iteration ahead ``(T,)``.
+        self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES
+    ) -> tuple[float, Array, int]:
+        """Log-likelihood of the last iterations, durations expected one iteration ahead ``(T,)``, how often it is lost.
 
         By a bootstrap particle filter (Gordon, Salmond and Smith, IEE Proceedings F 1993). Each particle is a tenant as
         the engine draws it, from a random phase. Its weight is how well our payload's mean duration under the recorded
@@ -192,13 +188,14 @@ class TenantSearch:
         last, batch = slice(-iterations, None), derive(self.cluster(theta), episode_keys([0]))
         arrival_TG, lasts_T = np.ascontiguousarray(self.stamps.arrival_TG[last]), self.lasts_T[last]
         clocks = np.zeros(particles, layout.CLOCK)
-        clocks["key"] = episode_keys(list(range(seed, seed + particles)))
+        clocks["key"] = episode_keys(list(range(particles)))
         tenant_NFK, expected_T = np.zeros((particles, layout.TENANT_FIELDS, 1)), np.empty(len(lasts_T))
-        uniform_TN = np.random.default_rng(seed).uniform(size=(len(lasts_T), 1 + particles))
+        uniform_TN = np.random.default_rng(0).uniform(size=(len(lasts_T), 1 + particles))
         tenants = (batch.jobs, clocks, batch.tenants_EK, tenant_NFK, normal_table())
         spread_s = _TRUST * float(self.lasts_T.mean())
         stamps = (arrival_TG, lasts_T, self.advance_T[last], uniform_TN)
-        return float(_filter_compiled(*tenants, *stamps, spread_s, OUTLIERS, jumps, expected_T)), expected_T
+        likelihood, lost = _filter_compiled(*tenants, *stamps, spread_s, expected_T)
+        return float(likelihood), expected_T, int(lost)
 
     def cost(self, theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -226,31 +223,15 @@ class TenantSearch:
         densest: Array = sample[int(np.argmin(judged - 2.0 * density))]
         return densest
 
-    def explained(self, theta: Array) -> float:
-        """The share of the durations' variance that the filter expects one iteration ahead."""
-        lasts_T = self.lasts_T[-_MAX_ITERATIONS:]
-        return 1.0 - float(np.mean((lasts_T - self.follow(theta)[1]) ** 2)) / float(lasts_T.var())
-
-    def pauses(self, theta: Array) -> Parameter:
-        """How often the tenant is not where it should be, by the likelihood of each rate."""
-        deviances = [
-            np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate)[0] for s in _SEEDS])
-            for rate in _PAUSE_RATES
-        ]
-        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(deviances))
-        mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
-        low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
-        se, said = float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), "by how often the filter loses sight of it"
-        ends = min(low, mean), max(high, mean)
-        return Parameter("tenants.0.pause_rate", mean, se, *ends, f"chance a period, {said}")
-
     def add(self) -> bool:
         """Fit the tenant and take it into the cluster; False if none explains the durations."""
         if self.alone_s <= 0.0:
             return False
         sample = self.sample()
         at = self.best(sample)
-        explained = self.explained(at)
+        _, expected_T, lost = self.follow(at)
+        lasts_T, iterations = self.lasts_T[-_MAX_ITERATIONS:], len(expected_T)
+        explained = 1.0 - float(np.mean((lasts_T - expected_T) ** 2)) / float(lasts_T.var())
         if explained < MIN_EXPLAINED:
             return False
         said = (
@@ -269,7 +250,9 @@ class TenantSearch:
                 _KEYS, *(x.tolist() for x in (value_P, sd_P, low_P, high_P)), strict=True
             )
         )
-        pauses, best = self.pauses(at), self.cluster(at)
+        often = Interval(lost / iterations, *stats.binomtest(lost, iterations).proportion_ci())
+        pauses = bounded("tenants.0.pause_rate", often, "chance a period, by how often the filter loses sight of it")
+        best = self.cluster(at)
         self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
         self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
         self.builder.drop(["fabric.nic_gbps", "fabric.uplink_gbps"])
