@@ -17,8 +17,8 @@ from paceenv.calibration.fit_trace import fit_stamps, fit_trace
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.posterior import drawn_clusters, measured_step, parameters_of
-from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import write_trace
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files
@@ -28,7 +28,7 @@ JOB = ("noise.jitter_cv=0.06", "noise.common_cv=0.01", "noise.persistent_cv=0.01
 
 @pytest.fixture(scope="module")
 def stamps() -> JobStamps:
-    return read_job(read_rows(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240)))
+    return read_job(read_matrix(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240)))
 
 
 def check_job(stamps: JobStamps) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
     for _ in range(10):
         persistent, common = 1.0 + 0.02 * rng.standard_normal(8), 1.0 + 0.01 * rng.standard_normal((150, 1))
         compute_s_TR = 0.5 * persistent * common * (1.0 + 0.05 * rng.standard_normal((150, 8)))
-        check = check_job(read_job(read_rows(job_of(compute_s_TR))))
+        check = check_job(read_job(read_matrix(job_of(compute_s_TR))))
         inside += [line["verdict"] == "agrees" for line in check["lines"]]
     assert 0.85 <= np.mean(inside) <= 0.995
 

@@ -16,11 +16,11 @@ from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces, phases_o
 from benchmarks.evidence import simulated_causes as benchmark
 from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.verdict import HEALTHY, INSUFFICIENT
 from paceenv.importers.inputs import read_inputs

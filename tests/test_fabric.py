@@ -10,8 +10,8 @@ import pytest
 from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
 from paceenv.calibration.job_stamps import read_job
-from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import pacing
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import read_trace
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
@@ -93,7 +93,7 @@ def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T
 @needs_socket_runs
 def test_a_recorded_gather_spends_its_steps_where_the_simulated_one_does() -> None:
     trace = read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet")
-    stamps = read_job(read_rows(trace))
+    stamps = read_job(read_matrix(trace))
     unpaced = stamps.part(stamps.unpaced_T)
     gather = trace.isin("op", "gather")
     rank, iteration, end_s = (trace.column(name)[gather] for name in ("rank", "iteration", "end_s"))

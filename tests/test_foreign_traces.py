@@ -17,10 +17,10 @@ from paceenv.calibration.fit_trace import fit_stamps, fit_trace
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.noise_fit import fit_noise, stage_times
-from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
-from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.importers.clocks import matrix_on_one_clock
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
 from paceenv.whatif.baseline import of_config, of_trace
@@ -75,10 +75,10 @@ def test_clocks_that_differ_are_set_right_before_anything_is_fitted(tmp_path: Pa
     for off_s, said in ((-0.02, "20 ms behind"), (0.02, "20 ms ahead")):
         by_s = np.where(plain.column("rank") == 2, off_s, 0.0)
         ahead = changed(plain, **{name: plain.column(name) + by_s for name in ("start_s", "end_s")})
-        right, note = trace_on_one_clock(ahead)
+        right, note = matrix_on_one_clock(ahead)
         assert f"rank 2, at most {said}" in note
-        np.testing.assert_allclose(right.column("end_s"), plain.column("end_s"), atol=1e-9)
-    assert trace_on_one_clock(plain) == (plain, "")
+        np.testing.assert_allclose(right.clock_2NT, read_matrix(plain).clock_2NT, atol=1e-9)
+    assert not matrix_on_one_clock(plain)[1]
     baseline = of_trace(ahead, "ahead", None, None)
     assert note in baseline.notes
     assert not baseline.slow
@@ -104,7 +104,7 @@ def test_a_rank_that_comes_late_to_a_bucket_that_is_through_has_no_other_clock(s
             rows.append((r, t, 1, "all_reduce", 0, there_s, there_s + 1e-5, 10**6))
             rows.append((r, t, 2, "all_reduce", 0, there_s + 1e-5, end_s, 10**6))
         now_s = end_s
-    assert trace_on_one_clock(trace_of(rows))[1] == ""
+    assert not matrix_on_one_clock(trace_of(rows))[1]
 
 
 def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
@@ -179,5 +179,5 @@ def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
 
 
 def test_stamps_that_never_vary_agree_with_themselves() -> None:
-    stamps = read_job(read_rows(phases_of((np.full((60, 4), 0.1), "all_reduce", 0, 0.02))))
+    stamps = read_job(read_matrix(phases_of((np.full((60, 4), 0.1), "all_reduce", 0, 0.02))))
     assert check_fit(stamps, lambda part: fit_stamps(part).cluster)["good"]

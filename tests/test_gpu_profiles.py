@@ -256,7 +256,7 @@ def test_a_page_says_once_how_late_a_rank_is(tmp_path: Path) -> None:
     assert text.count("rank 1 arrives last in 3 of 4 steps, by") == 1
     assert "Rank 1, why it arrives last: " in text
     assert "Most is waited for rank 1." in text
-    assert "1 complete iterations of its usual kind" in text
+    assert "2 complete iterations of its usual kind" in text
 
 
 Events = list[dict[str, Any]]

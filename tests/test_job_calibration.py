@@ -18,8 +18,8 @@ from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.link_replay import fit_links, share_uplink
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
@@ -138,7 +138,7 @@ def test_what_is_put_into_a_job_is_found(what: str) -> None:
 
 def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe() -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
-    stamps = read_job(read_rows(probed(load_cluster("equal-slack"), 0.02, 600)))
+    stamps = read_job(read_matrix(probed(load_cluster("equal-slack"), 0.02, 600)))
     rng = np.random.default_rng(3)
     late_TG = 0.006 * rng.standard_normal(stamps.finish_TG.shape)
     late_TR = np.repeat(late_TG, stamps.ranks // stamps.groups, axis=1)
@@ -205,7 +205,7 @@ def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter()
 
 def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     """Two buckets in each of two strided groups, tensor-parallel traffic before, a barrier after, one odd iteration."""
-    stamps = read_job(read_rows(_live_trace()))
+    stamps = read_job(read_matrix(_live_trace()))
     assert stamps.members == ((0, 2), (1, 3))
     assert (stamps.collective, stamps.barrier, stamps.payload_bytes) == ("all_reduce", True, 2000)
     assert 20 not in stamps.iteration_T
@@ -222,7 +222,7 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     trace = _live_trace()
     rank, group = trace.column("rank"), trace.column("group")
     alone = changed(trace, group=np.where(group > 2, 10 + rank, group))
-    stamps = read_job(read_rows(alone))
+    stamps = read_job(read_matrix(alone))
     assert stamps.members == ((0,), (1,), (2,), (3,))
     np.testing.assert_allclose(stamps.compute_TR, 0.05, atol=1e-9)
     assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
@@ -264,7 +264,7 @@ def test_where_ranks_often_leave_late_a_step_ends_with_the_first() -> None:
     trace = simulated(load_cluster("equal-slack"))
     iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
     end_s[trace.isin("op", "barrier") & (iteration % 8 == rank)] += 0.2
-    late, plain = (read_job(read_rows(one)) for one in (changed(trace, end_s=end_s), trace))
+    late, plain = (read_job(read_matrix(one)) for one in (changed(trace, end_s=end_s), trace))
     for name in ("iteration_T", "step_T", "entry_TR", "finish_TG", "ready_TG"):
         np.testing.assert_allclose(getattr(late, name), getattr(plain, name), atol=1e-9)
 

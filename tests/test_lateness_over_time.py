@@ -10,10 +10,10 @@ import pytest
 from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 
 from paceenv.core.lateness import watch
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.diagnosis.lateness_over_time import find_lateness
-from paceenv.diagnosis.operation_matrix import read_matrix
 
 
 def trace(own_TR: np.ndarray, stage_R: list[int] | None = None) -> Trace:

@@ -15,6 +15,7 @@ from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.noise_fit import fit_noise, stage_times
 from paceenv.calibration.two_state_fit import find_episodes
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import PACE_OP, Trace
 from paceenv.core.warm_up import LATE, MIN_ITERATIONS, without_warm_up
 from paceenv.importers.straggler import import_straggler
@@ -203,9 +204,9 @@ def with_rows(trace: Trace, op: str, iterations: NDArray[np.bool_]) -> Trace:
 )
 def test_what_is_left_out(at: tuple[int, ...], iterations: int, left_out: int) -> None:
     trace = job_of(compute_TR(*at, iterations=iterations))
-    kept, count = without_warm_up(trace)
+    kept, count = without_warm_up(read_matrix(trace))
     assert count == left_out
-    assert kept.column("iteration").min() == left_out
+    assert kept.iteration_T[0] == left_out
 
 
 @pytest.mark.parametrize("at", [1, 3, 9])
@@ -221,21 +222,12 @@ def test_iterations_before_pacing_began_are_no_warm_up() -> None:
     """A job is slower until then, by as much as pacing gains."""
     work_TR = compute_TR(iterations=200)
     work_TR[:50] += 1.0
-    assert without_warm_up(with_rows(job_of(work_TR), PACE_OP, np.arange(200) >= 50))[1] == 0
+    assert without_warm_up(read_matrix(with_rows(job_of(work_TR), PACE_OP, np.arange(200) >= 50)))[1] == 0
     work_TR[4] += 3.0
-    assert without_warm_up(with_rows(job_of(work_TR), PACE_OP, np.arange(200) >= 50))[1] == 5
+    assert without_warm_up(read_matrix(with_rows(job_of(work_TR), PACE_OP, np.arange(200) >= 50)))[1] == 5
 
 
 @pytest.mark.parametrize("op", ["checkpoint", "evaluation", "gc"])
 def test_what_interrupts_an_iteration_now_and_then_is_no_warm_up(op: str) -> None:
     trace = job_of(compute_TR(*range(7, 120, 8)))
-    assert without_warm_up(with_rows(trace, op, np.arange(120) % 8 == 7))[1] == 0
-
-
-def test_other_jobs_keep_their_rows() -> None:
-    mine, other = job_of(compute_TR(5), name="mine"), job_of(compute_TR(5), name="other")
-    both = Trace(pa.concat_tables([mine.table, other.table]).unify_dictionaries(), mine.metadata)
-    kept, count = without_warm_up(both, "mine")
-    assert count == 6
-    assert int(kept.isin("job", "other").sum()) == len(other.table)
-    assert int(kept.column("iteration")[kept.isin("job", "mine")].min()) == 6
+    assert without_warm_up(read_matrix(with_rows(trace, op, np.arange(120) % 8 == 7)))[1] == 0

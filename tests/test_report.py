@@ -27,10 +27,10 @@ from traced_jobs import job_of, json_of
 from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import TraceMetadata, write_trace
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.report.fitted import try_policies
 from paceenv.report.pictures import REST, parts
 from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline

@@ -9,13 +9,13 @@ import pytest
 from traced_jobs import DATA, SOCKET_RUNS_DIR, job_of, matrix_in, needs_socket_runs, needs_traces, trace_of
 
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.plain import plain
 from paceenv.core.trace import SCHEMA, Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.arrivals import measure_arrivals
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.verdict import INSUFFICIENT
 from paceenv.importers.inputs import read_inputs
 

@@ -15,12 +15,11 @@ from traced_jobs import job_of, paced, phases_of
 from benchmarks._common import recorded
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.link_replay import fit_links, share_uplink
-from paceenv.calibration.step_stamps import read_rows
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.probing import Plan, unit_of
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.replay import own_durations
 from paceenv.diagnosis.transfer_attribution import attribute_transfers
 from paceenv.diagnosis.uplink_contention import contention, fit_uplink
@@ -45,7 +44,7 @@ def test_error_bars_hold_the_truth() -> None:
     for seed in range(40):
         plan = Plan(1000 + seed, 20)
         level_TR = np.array([[plan.level(i, *unit) for unit in units] for i in range(300)])
-        stamps = read_job(read_rows(paced(cluster, seed, 0.012 * level_TR)))
+        stamps = read_job(read_matrix(paced(cluster, seed, 0.012 * level_TR)))
         # payloads last 3 % longer or shorter by chance, and nine tenths of that go on in the next iteration
         noise_TG = np.random.default_rng(seed).normal(0.0, 0.03, stamps.finish_TG.shape)
         for t in range(1, len(noise_TG)):
@@ -65,7 +64,7 @@ def test_a_cap_that_is_not_there_is_not_told() -> None:
     """Alone a group has the whole uplink, its own links being twice as fast. In one of these jobs chance puts the cap
     two standard errors below 1, and a rate told from that would be half of the true one, 33 standard errors off."""
     groups = np.concatenate([np.full(603, -1), np.tile([0, 1, 2], 201)])
-    stamps = read_job(read_rows(job_of(np.ones((201, 3)), group=groups)))  # from its second iteration on
+    stamps = read_job(read_matrix(job_of(np.ones((201, 3)), group=groups)))  # from its second iteration on
     for seed in range(26, 32):
         rng = np.random.default_rng(seed)
         arrival_TG = 0.1 + 0.006 * rng.standard_normal((200, 3))

@@ -14,12 +14,12 @@ from traced_jobs import job_of, trace_of
 
 from benchmarks._common import recorded
 from paceenv.core.intervals import Interval
+from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import _WORDS, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
 from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Paced, Pacing, Verdict, conclude, word_of
 from paceenv.importers.inputs import Inputs

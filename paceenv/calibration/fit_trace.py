@@ -1,8 +1,8 @@
 """A cluster from the trace of a job, in stages, each of which adds its keys and their evidence to one builder.
 
-The rows of the trace are read once (``step_stamps``). Its step is described by one collective (``job_stamps``), by all
-of its transfers (``program_stamps``), or by a program that is given (``known_program``): where nobody says otherwise,
-the trace decides. From there on each goes through its stages, as :data:`STAGES` lists them.
+A trace is read as the diagnosis reads it. Its step is described by one collective (``job_stamps``), by all of its
+transfers (``program_stamps``), or by a program that is given (``known_program``): where nobody says otherwise, the
+trace decides. From there on each goes through its stages, as :data:`STAGES` lists them.
 
 | stage | adds | in |
 | --- | --- | --- |
@@ -35,12 +35,14 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.program_links import add_transfers, durations, match_program
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.step_order import OVERLAPS
-from paceenv.calibration.step_stamps import JobRows, StepStamps, read_rows
+from paceenv.calibration.step_stamps import StepStamps
 from paceenv.calibration.structure import add_collective, add_post_work, add_program
 from paceenv.calibration.tenants import add_tenants
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import BARRIER_OP, OperationMatrix
 from paceenv.core.trace import COLLECTIVE_OPS, Trace
 from paceenv.core.warm_up import without_warm_up
+from paceenv.importers.clocks import matrix_on_one_clock
 from paceenv.sim.cluster import STAND_INS, Cluster
 
 STAGES: Final[dict[type[StepStamps], tuple[Callable[[ClusterBuilder[Any]], None], ...]]] = {
@@ -92,24 +94,22 @@ def fit_trace(
 
     ``check`` compares it with unseen steps, in its record as ``held_out_steps``.
     """
-    trace, warm_up = without_warm_up(trace, job)
-    notes = [f"the first {warm_up} iterations are left out as warm-up"] if warm_up else []
+    matrix, notes = _read(trace, job)
     known = base if base is not None and base.program is not None else None
     if probe is not None and (program or known is not None):
         raise InputError("probe: not used where the step is described as a program; allowed: no probe, or no program")
     if known is not None and program is False:
         raise InputError(f"base: {known.name} has a program; allowed: a base without one where none is wanted")
-    rows = read_rows(trace, job)
 
     def fit_as(stamps: StepStamps) -> JobFit:
         if probe is None or not isinstance(stamps, JobStamps):
             return fit_stamps(stamps, base, name)
-        return fit_stamps(stamps, base, name, read_job(read_rows(without_warm_up(probe, job)[0], job)))
+        return fit_stamps(stamps, base, name, read_job(_read(probe, job)[0]))
 
     if known is not None:
-        fit, held_out = fit_as(read_known(rows, known)), {"cannot_tell": "the step is that of --base"}
+        fit, held_out = fit_as(read_known(matrix, known)), {"cannot_tell": "the step is that of --base"}
     else:
-        stamps, fit, more = _described(rows, program, fit_as)
+        stamps, fit, more = _described(matrix, program, fit_as)
         notes += more
         if probe is not None and fit.cluster.program is not None:
             notes.append("the probe is not used: the step is described as a program")
@@ -120,19 +120,27 @@ def fit_trace(
     return replace(fit, notes=tuple(notes))
 
 
+def _read(trace: Trace, job: str | None) -> tuple[OperationMatrix, list[str]]:
+    """A job's trace without its warm-up and on one clock, and what is to be said of that."""
+    whole, clocks = matrix_on_one_clock(trace, job=job)
+    matrix, warm_up = without_warm_up(whole)
+    said = f"the first {warm_up} iterations are left out as warm-up" if warm_up else ""
+    return matrix, [*filter(None, (clocks, said))]
+
+
 def _described(
-    rows: JobRows, program: bool | None, fit_as: Callable[[StepStamps], JobFit]
+    matrix: OperationMatrix, program: bool | None, fit_as: Callable[[StepStamps], JobFit]
 ) -> tuple[JobStamps | ProgramStamps, JobFit, list[str]]:
     """The description of a step that was asked for, or else the one that the trace calls for, and why."""
     if program:
-        asked = read_program(rows)
+        asked = read_program(matrix)
         return asked, fit_as(asked), []
-    transfers = _or_why(partial(read_program, rows)) if program is None else ""
+    transfers = _or_why(partial(read_program, matrix)) if program is None else ""
     if isinstance(transfers, ProgramStamps) and durations(transfers).overlap_share > OVERLAPS:
         said = "transfers of several communicators overlap: the step is described as a program"
         return transfers, fit_as(transfers), [said]
     try:
-        stamps = read_job(rows)
+        stamps = read_job(matrix)
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
@@ -149,7 +157,7 @@ def _described(
             return transfers, other, [f"{off}: the step is described as a program"]
         else:
             notes.append(f"{off}, and a program {other.mean_error:+z.1%}")
-    return stamps, fit, [*notes, *_left_out(rows, stamps)]
+    return stamps, fit, [*notes, *_left_out(matrix, stamps)]
 
 
 def fit_stamps(
@@ -192,16 +200,11 @@ def _or_why(made: Callable[[], Made]) -> Made | str:
         return str(error)
 
 
-def _left_out(rows: JobRows, stamps: JobStamps) -> tuple[str, ...]:
+def _left_out(matrix: OperationMatrix, stamps: JobStamps) -> tuple[str, ...]:
     """A note on collectives that one collective a step leaves out, where they take long."""
-    kept = np.flatnonzero(np.isin(rows.iteration_T, stamps.iteration_T)).tolist()
-    all_s = sum(
-        min(row.end_s, step_end_s) - row.start_s
-        for t, step_end_s in zip(kept, stamps.begin_T + stamps.step_T, strict=True)
-        for mine in rows.transfers[t]
-        for row in mine
-        if row.op in COLLECTIVE_OPS and row.op != "barrier"
-    )
+    some_N = matrix.is_op(*(op for op in COLLECTIVE_OPS if op != BARRIER_OP))
+    start_NT, end_NT = matrix.clock_2NT[:, some_N][:, :, np.isin(matrix.iteration_T, stamps.iteration_T)]
+    all_s = float(np.nansum(np.minimum(end_NT, stamps.begin_T + stamps.step_T) - start_NT))
     group_R = np.repeat(np.arange(stamps.groups), stamps.ranks // stamps.groups)
     described_s = float((stamps.finish_TG[:, group_R] - stamps.entry_TR).mean())
     share = (all_s / (len(stamps.step_T) * stamps.ranks) - described_s) / float(stamps.step_T.mean())

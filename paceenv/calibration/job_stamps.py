@@ -9,7 +9,6 @@ Axes: T iterations, R ranks in the order of their groups, G process groups.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -17,10 +16,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.step_stamps import JobRows, Row, StepStamps
+from paceenv.calibration.step_stamps import StepStamps, in_order, moves
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import BARRIER_OP, Integers, OperationMatrix
 from paceenv.core.timing import BARRIER_BYTES
-from paceenv.core.trace import COLLECTIVE_OPS, POINT_TO_POINT_OPS
 
 MIN_ITERATIONS: Final = 16
 
@@ -88,74 +87,77 @@ class _Payload(NamedTuple):
     barrier: bool
 
 
-def read_job(rows: JobRows) -> JobStamps:
-    """The stamps of a job with one collective a step, from all rows of the job.
+def read_job(matrix: OperationMatrix) -> JobStamps:
+    """The stamps of a job with one collective a step.
 
     They are not a number where a rank has none or is unusual: ``entry_TR`` is its first entry of the payload,
     ``exit_TR`` its last exit, ``wait_TR`` its entry of the last collective, ``end_TR`` the end of all of them, also of
     an unusual iteration.
     """
-    stamps_4TR = np.full((4, *rows.delay_TR.shape), np.nan)
+    stamps_4TR = np.full((4, matrix.steps, len(matrix.ranks)), np.nan)
     of_group: dict[int, list[int]] = {}
-    payloads = [_read_rank(rows, r, stamps_4TR[:, :, r]) for r in range(len(rows.names))]
+    collective_N, odd_RT = matrix.is_collective_N & ~matrix.is_transfer_N & moves(matrix), matrix.is_interrupted_RT
+    payloads = [_read_rank(matrix, r, collective_N, odd_T, stamps_4TR[:, :, r]) for r, odd_T in enumerate(odd_RT)]
     for r, one in enumerate(payloads):  # in the order of ranks, so that groups are in that of their first ones
         of_group.setdefault(one.group, []).append(r)
     sizes = sorted(set(map(len, of_group.values())))
     if len(sizes) > 1:
-        raise InputError(f"trace of {rows.name}: process groups of {sizes} ranks carry the payload; allowed: equal")
-    return _stamps(rows, list(of_group.values()), payloads, stamps_4TR)
+        raise InputError(f"trace of {matrix.name}: process groups of {sizes} ranks carry the payload; allowed: equal")
+    return _stamps(matrix, list(of_group.values()), payloads, stamps_4TR)
 
 
-def _read_rank(rows: JobRows, r: int, stamps_4T: Array) -> _Payload:
-    """Which of its collectives are payload and barrier, from the usual iteration; puts down when they were."""
-    of_T = [[row for row in step[r] if _is_collective(row)] for step in rows.transfers]
-    signatures = {t: tuple((row.op, row.group) for row in mine) for t, mine in enumerate(of_T) if mine}
-    if not signatures:
-        raise InputError(f"trace: rank {rows.names[r]} has no collective; allowed: a job whose ranks communicate")
-    plain = [t for t in signatures if not rows.odd_TR[t, r]] or list(signatures)  # what each one has is not unusual
-    usual = Counter(signatures[t] for t in plain).most_common(1)[0][0]
-    kept = [t for t in plain if signatures[t] == usual]
-    size_TK, start_TK, end_TK = np.moveaxis(np.array([[row[2:] for row in of_T[t]] for t in kept]), 2, 0)
-    usual_bytes = np.median(size_TK, axis=0).astype(np.int64).tolist()
-    first, last = _payload(usual, usual_bytes, start_TK, end_TK)
-    stamps_4T[:3, kept] = start_TK[:, first], end_TK[:, last], start_TK[:, -1]
-    stamps_4T[3, list(signatures)] = [max(row.end_s for row in of_T[t]) for t in signatures]
-    op, group = usual[last]
-    ops = tuple(kind for kind, _ in usual)
-    return _Payload(group, ops, op, sum(usual_bytes[first : last + 1]), barrier=last + 1 < len(usual))
+def _read_rank(
+    matrix: OperationMatrix, r: int, collective_N: NDArray[np.bool_], odd_T: NDArray[np.bool_], stamps_4T: Array
+) -> _Payload:
+    """Which of a rank's collectives are payload and barrier, from the usual iteration; puts down when they were."""
+    n_KT, start_KT, end_KT = in_order(matrix, np.flatnonzero(collective_N & (matrix.rank_N == r)))
+    some_T = np.asarray((n_KT >= 0).any(axis=0))
+    if not some_T.any():
+        raise InputError(f"trace: rank {matrix.ranks[r]} has no collective; allowed: a job whose ranks communicate")
+    stamps_4T[3, some_T] = np.nanmax(end_KT[:, some_T], axis=0) + matrix.begin_s_T[some_T]
+    plain_T = some_T & ~odd_T
+    plain_T = plain_T if plain_T.any() else some_T  # what each one has is not unusual
+    kinds, counts = np.unique(n_KT[:, plain_T], axis=1, return_counts=True)
+    usual_K = kinds[:, counts.argmax()]
+    kept_T = plain_T & (n_KT == usual_K[:, None]).all(axis=0)
+    mine = usual_K[usual_K >= 0]
+    start_KT, end_KT = (x[: len(mine), kept_T] + matrix.begin_s_T[kept_T] for x in (start_KT, end_KT))
+    first, last = _payload(matrix, mine, start_KT, end_KT)
+    stamps_4T[:3, kept_T] = start_KT[first], end_KT[last], start_KT[-1]
+    ops = tuple(matrix.ops[op] for op in matrix.op_N[mine])
+    size, barrier = int(matrix.bytes_N[mine[first : last + 1]].sum()), last + 1 < len(mine)
+    return _Payload(int(matrix.group_N[mine[last]]), ops, ops[last], size, barrier)
 
 
-def _is_collective(row: Row) -> bool:
-    """Whether a transfer is a collective, a barrier included."""
-    return row.op in COLLECTIVE_OPS or (row.group >= 0 and row.op not in POINT_TO_POINT_OPS)
-
-
-def _payload(usual: tuple[tuple[str, int], ...], sizes: list[int], starts: Array, ends: Array) -> tuple[int, int]:
+def _payload(matrix: OperationMatrix, mine: Integers, start_KT: Array, end_KT: Array) -> tuple[int, int]:
     """First and last bucket of the payload among the collectives of the usual iteration."""
-    small = [0 < size <= BARRIER_BYTES < max(sizes) for size in sizes]
-    carries = [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
+    usual, sizes = list(zip(matrix.op_N[mine], matrix.group_N[mine], strict=True)), matrix.bytes_N[mine]
+    small_K = (sizes > 0) & (sizes <= BARRIER_BYTES) & (sizes.max() > BARRIER_BYTES)
+    carries = np.flatnonzero(~matrix.is_op(BARRIER_OP)[mine] & ~small_K).tolist()
     first = last = carries[-1] if carries else len(usual) - 1  # of nothing but barriers, ranks meet in the last one
-    lasts = np.median(ends - starts, axis=0)
+    lasts = np.median(end_KT - start_KT, axis=1)
     while first and first - 1 in carries and usual[first - 1] == usual[last]:
-        if np.median(starts[:, first] - ends[:, first - 1]) > min(lasts[first], lasts[first - 1]):
+        if np.median(start_KT[first] - end_KT[first - 1]) > min(lasts[first], lasts[first - 1]):
             break
         first -= 1
     return first, last
 
 
-def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload], stamps_4TR: Array) -> JobStamps:
+def _stamps(
+    matrix: OperationMatrix, groups: list[list[int]], payloads: Sequence[_Payload], stamps_4TR: Array
+) -> JobStamps:
     """The stamps of the iterations that are complete and alike on all ranks, which are in the order of their groups."""
-    name, order, iteration_T = rows.name, [r for group in groups for r in group], rows.iteration_T
+    name, order, iteration_T = matrix.name, [r for group in groups for r in group], matrix.iteration_T
     first = payloads[order[0]]
     if len({(one.barrier, one.ops[-1]) for one in payloads}) > 1:
         raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
     entry_TR, exit_TR, wait_TR, end_TR = stamps_4TR[:, :, order]
-    delay_TR = rows.delay_TR[:, order]
+    delay_TR = matrix.seconds_RT(matrix.is_pace_N)[order].T
     first_T = end_TR.reshape(len(end_TR), len(groups), -1).min(axis=2).max(axis=1)
     for end_T in (end_TR.max(axis=1), first_T):  # not a number where a rank has no end
         begin_T = np.concatenate([[np.nan], np.where(np.diff(iteration_T) == 1, end_T[:-1], np.nan)])
         complete_T = np.isfinite(entry_TR).all(axis=1) & np.isfinite(begin_T)
-        seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(complete_T.sum())
+        complete = int(complete_T.sum())
         if complete < MIN_ITERATIONS:
             raise InputError(
                 f"trace of {name}: {complete} complete iterations of its usual kind; allowed: at least {MIN_ITERATIONS}"
@@ -179,9 +181,9 @@ def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload]
     finish_TG = np.maximum(np.minimum(finish_TG, step_T[:, None]), arrival_TG)
     return JobStamps(
         name=name,
-        source=rows.source,
-        names=tuple(rows.names[r] for r in order),
-        members=tuple(tuple(rows.names[r] for r in group) for group in groups),
+        source=matrix.source,
+        names=tuple(matrix.ranks[r] for r in order),
+        members=tuple(tuple(matrix.ranks[r] for r in group) for group in groups),
         collective=_KINDS.get(first.op, "all_reduce"),
         ops=first.ops,
         payload_bytes=int(np.median([one.size for one in payloads])),
@@ -193,5 +195,5 @@ def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload]
         finish_TG=finish_TG,
         ready_TG=np.maximum(ready_TG, finish_TG) if first.barrier else finish_TG,
         step_T=step_T,
-        dropped=seen - int(use_T.sum()),
+        dropped=matrix.recorded - int(use_T.sum()),
     )

@@ -19,8 +19,9 @@ from paceenv.calibration.cluster_builder import ClusterBuilder, Matched, RankCom
 from paceenv.calibration.compute_noise import put_lengths
 from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import FROM_BASE, exact, identified, not_identifiable
-from paceenv.calibration.step_stamps import PLAIN_OPS, JobRows, Row, StepStamps
+from paceenv.calibration.step_stamps import PLAIN_OPS, StepStamps, in_order, moves, usual_steps
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import Integers, OperationMatrix
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, Wait
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
@@ -69,60 +70,62 @@ def _anchors(program: StepProgram, role: Sequence[Instruction], rank: int, *, ha
     return anchors
 
 
-def read_known(given: JobRows, base: Cluster) -> AnchorStamps:
-    """Steps whose rows are those of a known program, from all rows of a job."""
+def read_known(whole: OperationMatrix, base: Cluster) -> AnchorStamps:
+    """Steps whose rows are those of a known program, from all steps of a job."""
     assert base.program is not None
-    table, plan = given.usual(), base.plan()
-    iteration_T, last_T, ranks = table.iteration_T, table.end_T, len(table.names)
-    if ranks != base.ranks:
-        raise InputError(f"trace of {table.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
-    rows = [[[row for row in mine if row.op in PLAIN_OPS] for mine in step] for step in table.transfers]
+    matrix, plan = usual_steps(whole), base.plan()
+    if len(matrix.ranks) != base.ranks:
+        raise InputError(f"trace of {matrix.name}: {len(matrix.ranks)} ranks; allowed: the {base.ranks} of {base.name}")
+    move_N = matrix.is_op(*PLAIN_OPS)
+    rows_R = [in_order(matrix, np.flatnonzero(move_N & (matrix.rank_N == r))) for r in range(base.ranks)]
     for handed_over in (False, True):
         anchors_R = [
             _anchors(base.program, plan.roles[role], r, handed_over=handed_over) for r, role in enumerate(plan.role_R)
         ]
         kept = [
             t
-            for t in (np.flatnonzero(np.diff(iteration_T) == 1) + 1).tolist()
-            if all(_ops(rows[t][r], anchors_R[r]) for r in range(ranks))
+            for t in (np.flatnonzero(np.diff(matrix.iteration_T) == 1) + 1).tolist()
+            if all(_fit(matrix, n_JT[:, t], anchors) for (n_JT, *_), anchors in zip(rows_R, anchors_R, strict=True))
         ]
         if len(kept) >= MIN_STEPS:
             break
     else:
-        seen = ", ".join(PLAIN_OPS[row.op] for row in rows[-1][0]) if rows else "nothing"
+        seen = ", ".join(_ops(matrix, rows_R[0][0][:, -1])) if matrix.steps else "nothing"
         wanted = ", ".join(one.op for one in anchors_R[0][:-1])
         raise InputError(
-            f"trace of {table.name}: rank {table.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
-            f"{base.name} has, in at least {MIN_STEPS} steps"
+            f"trace of {matrix.name}: rank {matrix.ranks[0]} has {seen} in a step; allowed: {wanted}, as the program "
+            f"of {base.name} has, in at least {MIN_STEPS} steps"
         )
-    compute_R = list[Array]()
-    begin_T = last_T[np.array(kept) - 1]
-    for r, anchors in enumerate(anchors_R):
-        stamps_TJ2 = np.array([[row[3:] for row in rows[t][r][: len(anchors) - 1]] for t in kept])
-        compute_TJ, cursor_T = np.empty((len(kept), len(anchors))), begin_T
-        for j, (anchor, start_T, end_T) in enumerate(zip(anchors, *stamps_TJ2.T, strict=False)):
-            compute_TJ[:, j] = np.maximum(start_T - cursor_T, 0.0)
-            cursor_T = np.maximum(end_T if anchor.blocks else start_T, cursor_T)
-        worked_T = np.array([max((row.end_s for row in table.others[t][r]), default=-np.inf) for t in kept])
-        compute_TJ[:, -1] = np.maximum(worked_T - cursor_T, 0.0)
+    compute_R, worked_N = list[Array](), ~moves(matrix)
+    for r, ((_, start_JT, end_JT), anchors) in enumerate(zip(rows_R, anchors_R, strict=True)):
+        compute_TJ, cursor_T = np.empty((len(kept), len(anchors))), np.zeros(len(kept))
+        for j, anchor in enumerate(anchors[:-1]):
+            compute_TJ[:, j] = np.maximum(start_JT[j, kept] - cursor_T, 0.0)
+            cursor_T = np.maximum((end_JT if anchor.blocks else start_JT)[j, kept], cursor_T)
+        worked_NT = matrix.end_NT[worked_N & (matrix.rank_N == r)][:, kept]
+        compute_TJ[:, -1] = np.maximum(np.fmax.reduce(worked_NT, axis=0, initial=0.0) - cursor_T, 0.0)
         compute_R.append(compute_TJ)
     return AnchorStamps(
-        name=table.name,
-        source=table.source,
-        names=table.names,
-        iteration_T=iteration_T[kept],
-        begin_T=begin_T,
-        step_T=last_T[kept] - begin_T,
-        dropped=len(given.iteration_T) - len(kept),
+        name=matrix.name,
+        source=matrix.source,
+        names=matrix.ranks,
+        iteration_T=matrix.iteration_T[kept],
+        begin_T=matrix.begin_s_T[kept],
+        step_T=matrix.step_s_T[kept],
+        dropped=matrix.recorded - len(kept),
         base=base,
         compute_R=compute_R,
         anchors_R=anchors_R,
     )
 
 
-def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
+def _ops(matrix: OperationMatrix, n_J: Integers) -> list[str]:
+    return [PLAIN_OPS[matrix.ops[op]] for op in matrix.op_N[n_J[n_J >= 0]]]
+
+
+def _fit(matrix: OperationMatrix, n_J: Integers, anchors: Sequence[_Anchor]) -> bool:
     """Whether the rows of a rank are the anchors, but for a barrier at the end."""
-    seen, wanted = [PLAIN_OPS[row.op] for row in rows], [one.op for one in anchors[:-1]]
+    seen, wanted = _ops(matrix, n_J), [one.op for one in anchors[:-1]]
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 

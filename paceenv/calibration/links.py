@@ -25,13 +25,10 @@ from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import LinkFit, PayloadFit, fit_links, receive
 from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, ROUND_US, bounded, identified, not_identifiable
+from paceenv.calibration.two_state_fit import MIN_ITERATIONS, MIN_TIMEOUT_S, timed_out
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster.fabric import BURST_KB
 
-MIN_TIMEOUT_S: Final = 0.1
-"""Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
-MIN_COLLAPSED: Final = 3
-"""With fewer collapsed steps a timeout looks like a stall."""
 USUAL_TIMEOUT_S: Final = 0.2
 _SEEDS = 16
 _FINEST = 1e-3
@@ -126,10 +123,10 @@ def _add_incast(builder: ClusterBuilder[JobStamps]) -> None:
     replay = partial(receive, stamps.entry_TR, stamps.groups, exchange=stamps.collective == "all_to_all")
     finish_TG = stamps.finish_TG - latency_s
     lasts_TG = finish_TG - stamps.arrival_TG
-    collapsed_T = _upper_mode(lasts_TG.max(axis=1))
+    collapsed_T = timed_out(lasts_TG.max(axis=1))
     if known is not None:  # where every step collapses, only this tells incast from a slow link
         late_T = (finish_TG - replay(message_s=unit_s / known)).max(axis=1) > MIN_TIMEOUT_S
-        if late_T.sum() >= MIN_COLLAPSED:  # fewer are stalls of a machine
+        if late_T.sum() >= MIN_ITERATIONS:  # fewer are stalls of a machine
             collapsed_T |= late_T
     if known is not None and collapsed_T.all():
         message_s = unit_s / known
@@ -150,19 +147,6 @@ def _add_incast(builder: ClusterBuilder[JobStamps]) -> None:
     builder.add(not_identifiable("tenants", 0.0, why, "none assumed"))
     excess_T = (finish_TG - replay(message_s=message_s)).max(axis=1)
     _add_losses(builder, partial(replay, message_s=message_s), excess_T, collapsed_T)
-
-
-def _upper_mode(lasts_T: Array) -> NDArray[np.bool_]:
-    """Which payloads took a timeout longer than the others; none where the durations have one mode."""
-    centre = np.array([lasts_T.min(), lasts_T.max()])
-    for _ in range(50):
-        upper_T = lasts_T > centre.mean()
-        if upper_T.all() or not upper_T.any():
-            break
-        centre = np.array([lasts_T[~upper_T].mean(), lasts_T[upper_T].mean()])
-    spread = lasts_T[~upper_T].std() if not upper_T.all() else np.inf
-    apart = centre[1] - centre[0] >= MIN_TIMEOUT_S and centre[1] - centre[0] > 3.0 * spread
-    return upper_T if apart and upper_T.sum() >= MIN_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
 
 
 def _message(

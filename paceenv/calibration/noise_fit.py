@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.parameters import Parameter, exact
-from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COMPUTE_OPS, Trace
+from paceenv.core.operation_matrix import read_matrix
+from paceenv.core.trace import Trace
 
 MIN_STEPS: Final = 8
 """Fewer would leave little of a third moment."""
@@ -119,15 +119,11 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
 
 def stage_times(trace: Trace) -> dict[int, Array]:
     """Compute times ``(T, R)``, seconds, of the workers of every stage, in the steps that all completed."""
-    rows, stage_of = read_rows(trace), trace.metadata.of_ranks("stage", 0)
-    stage_R = np.array([stage_of.get(rank, 0) for rank in rows.names])
-    total_s_TR = np.full(rows.here_TR.shape, np.nan)
-    for at, mine in ((at, rows.others[at[0]][at[1]]) for at in np.ndindex(total_s_TR.shape)):
-        if lasts_s := [row.end_s - row.start_s for row in mine if row.op in COMPUTE_OPS]:
-            total_s_TR[at] = sum(lasts_s)
-    works_R = np.isfinite(total_s_TR).any(axis=0)
-    of_stages = {number: total_s_TR[:, works_R & (stage_R == number)] for number in np.unique(stage_R).tolist()}
-    return {number: total_TR[np.isfinite(total_TR).all(axis=1)] for number, total_TR in of_stages.items()}
+    matrix = read_matrix(trace)
+    total_s_RT = matrix.seconds_RT(matrix.is_compute_N)
+    works_R, stage_R = total_s_RT.any(axis=1), matrix.stage_R
+    of_stages = {number: total_s_RT[works_R & (stage_R == number)].T for number in np.unique(stage_R).tolist()}
+    return {number: total_s_TR[(total_s_TR > 0.0).all(axis=1)] for number, total_s_TR in of_stages.items()}
 
 
 def fit_noise(compute_s_TR: Array) -> tuple[list[Parameter], list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Final, NamedTuple
@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.step_stamps import MESSAGES, PLAIN_OPS, JobRows, Row, StepStamps
+from paceenv.calibration.step_stamps import MESSAGES, PLAIN_OPS, StepStamps, moves, usual_steps
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import BARRIER_OP, Integers, OperationMatrix
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.step_program import WORLD, Communicator
 
@@ -28,7 +29,6 @@ RARE: Final = 0.05
 """Share of steps below which another kind of step counts as unusual and is left out."""
 MAX_EVERY: Final = 64
 UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
-_BARRIER: Final = "barrier"
 
 Array = NDArray[np.float64]
 
@@ -77,67 +77,85 @@ class ProgramStamps(StepStamps):
         return replace(super().part(use_T), compute=moved)
 
 
-def read_program(given: JobRows) -> ProgramStamps:
-    table = given.usual()
-    name, iteration_T, rows = table.name, table.iteration_T, [_without_last_barriers(one) for one in table.transfers]
+class _Row(NamedTuple):
+    """An operation of a rank, in a step that has all of them."""
+
+    n: int
+    op: str
+    group: int
+    start_s: float
+
+
+def read_program(whole: OperationMatrix) -> ProgramStamps:
+    usual = usual_steps(whole)
+    matrix = usual.of_steps(_alike(usual.name, np.isfinite(usual.start_NT[moves(usual)])))
+    name, ranks, move_N, group_N = matrix.name, len(matrix.ranks), moves(matrix), _with_pairs(matrix)
+    full = int(np.isfinite(matrix.start_NT[move_N]).sum(axis=0).argmax())
+    rows = [list[_Row]() for _ in range(ranks)]
+    for n in np.argsort(matrix.start_NT[:, full], kind="stable").tolist():
+        if move_N[n]:
+            row = _Row(n, matrix.ops[matrix.op_N[n]], int(group_N[n]), float(matrix.start_NT[n, full]))
+            rows[matrix.rank_N[n]].append(row)
     _check_ops(name, rows)
-    kept, full = _kinds_of_steps(name, rows)
-    groups, pairs = _members(rows[full])
+    while all(mine and mine[-1].op == BARRIER_OP for mine in rows):  # a program's step ends for all together
+        rows = [mine[:-1] for mine in rows]
+    groups, pairs = _members(rows)
     others = {group: members for group, members in groups.items() if group not in pairs}
-    communicators, communicator_of = _communicators(name, others, len(table.names))
+    communicators, communicator_of = _communicators(name, others, ranks)
     for label in dict.fromkeys(pairs.values()):
         members = [list(groups[group]) for group, of in pairs.items() if of == label]
         communicators[label] = Communicator(pairs=sorted(members))
     communicator_of |= pairs
-    rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
-    transfers, number = _ordered(name, rows[full], communicator_of, groups)
+    rows = [[row for row in mine if row.group in communicator_of] for mine in rows]
+    transfers, number = _ordered(name, rows, communicator_of, groups)
     if not transfers:
         raise InputError(f"trace of {name}: no transfer between ranks; allowed: a job whose ranks communicate")
-    shape = len(kept), len(table.names), len(transfers)
-    start_TRK, end_TRK, size_TRK = (np.full(shape, np.nan) for _ in range(3))
-    for i, t in enumerate(kept):
-        for r, own in enumerate(rows[t]):
-            for k, row in zip(_places(own, rows[full][r], number[r]), own, strict=True):
-                size_TRK[i, r, k], start_TRK[i, r, k], end_TRK[i, r, k] = row[2:]
-    follows_T = np.concatenate([[False], np.diff(iteration_T) == 1])
-    begin_T = np.where(follows_T, np.roll(table.end_T, 1), table.first_T)[kept]
-    compute = tuple(
-        np.array([(i, *row[3:]) for i, t in enumerate(kept) for row in table.others[t][r]]).reshape(-1, 3).T
-        for r in range(len(table.names))
-    )
-    sent_T1K = np.nan_to_num(size_TRK).max(axis=1, keepdims=True)  # a receiver need not know what a message has
-    is_sent_K = np.array([one.op == "send" for one in transfers])
-    payload_K = np.nanmean(np.where(is_sent_K, sent_T1K, size_TRK), axis=(0, 1)).tolist()
-    every_K = _every(name, iteration_T[kept], np.isfinite(start_TRK).any(axis=1))
+    at, k_N = [row.n for mine in rows for row in mine], [k for mine in number for k in mine]
+    clock_2NT, stamps_2TRK = matrix.clock_2NT, np.full((2, matrix.steps, ranks, len(transfers)), np.nan)
+    stamps_2TRK[:, :, matrix.rank_N[at], k_N] = clock_2NT[:, at].swapaxes(1, 2)
+    size_RK = np.full((ranks, len(transfers)), np.nan)
+    size_RK[matrix.rank_N[at], k_N] = matrix.bytes_N[at]
+    is_sent_K = np.array([one.op == "send" for one in transfers])  # a receiver need not know what a message has
+    payload_K = np.where(is_sent_K, np.nanmax(size_RK, axis=0), np.nanmean(size_RK, axis=0)).tolist()
+    every_K = _every(name, matrix.iteration_T, np.isfinite(stamps_2TRK[0]).any(axis=1))
     return ProgramStamps(
         name=name,
-        source=table.source,
-        names=table.names,
-        hosts=table.hosts,
+        source=matrix.source,
+        names=matrix.ranks,
+        hosts=matrix.hosts,
         communicators=communicators,
         transfers=tuple(
             one._replace(payload_bytes=size, every=every)
             for one, size, every in zip(transfers, payload_K, every_K, strict=True)
         ),
-        iteration_T=iteration_T[kept],
-        begin_T=begin_T,
-        step_T=table.end_T[kept] - begin_T,
-        start_TRK=start_TRK,
-        end_TRK=end_TRK,
-        compute=compute,
-        dropped=len(given.iteration_T) - len(kept),
+        iteration_T=matrix.iteration_T,
+        begin_T=matrix.begin_s_T,
+        step_T=matrix.step_s_T,
+        start_TRK=stamps_2TRK[0],
+        end_TRK=stamps_2TRK[1],
+        compute=tuple(_compute(clock_2NT[:, ~move_N & (matrix.rank_N == r)]) for r in range(ranks)),
+        dropped=matrix.recorded - matrix.steps,
     )
 
 
-def _without_last_barriers(step: list[list[Row]]) -> list[list[Row]]:
-    """A step without a barrier that ends it on every rank: a program's step ends for all together."""
-    while all(mine and mine[-1].op == _BARRIER for mine in step):
-        step = [mine[:-1] for mine in step]
-    return step
+def _compute(clock_2NT: Array) -> Array:
+    """All rows of some operations: step, start and end ``(3, N)``."""
+    t, n = np.nonzero(np.isfinite(clock_2NT[0]).T)
+    return np.stack([t, *clock_2NT[:, n, t]])
 
 
-def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
-    for op, is_known in sorted({(row.op, row.group >= 0) for step in rows for mine in step for row in mine}):
+def _with_pairs(matrix: OperationMatrix) -> Integers:
+    """Process groups of operations, with one for each sender and receiver of messages that have none."""
+    group_N, rank_N = matrix.group_N.copy(), np.array(matrix.ranks)[matrix.rank_N]
+    some_N = (group_N < 0) & (matrix.peer_N >= 0) & matrix.is_op(*MESSAGES)
+    ends_2N = np.where(matrix.is_op(MESSAGES[0]), [rank_N, matrix.peer_N], [matrix.peer_N, rank_N])
+    _, pair_N = np.unique(ends_2N[:, some_N], axis=1, return_inverse=True)
+    group_N[some_N] = group_N.max(initial=-1) + 1 + pair_N.ravel()
+    return group_N
+
+
+def _check_ops(name: str, rows: list[list[_Row]]) -> None:
+    for op, is_known in sorted({(row.op, row.group >= 0) for mine in rows for row in mine}):
         if op not in PLAIN_OPS:
             raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(PLAIN_OPS)}")
         if not is_known and PLAIN_OPS[op] == "send":
@@ -147,28 +165,27 @@ def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
             )
 
 
-def _kinds_of_steps(name: str, rows: list[list[list[Row]]]) -> tuple[list[int], int]:
-    """Places of the steps to use, and of one that has all transfers; others may lack some of them."""
-    of_step = [tuple(tuple((row.op, row.group) for row in mine) for mine in step) for step in rows]
-    kinds = Counter(of_step)
-    usual = [kind for kind, count in kinds.items() if count > RARE * len(rows) and any(kind)]
-    if not usual or sum(kinds[kind] for kind in usual) < MIN_STEPS:
+def _alike(name: str, has_NT: NDArray[np.bool_]) -> Integers:
+    """The steps that have all transfers of the usual step, or lack some of them at most, by place."""
+    kinds, kind_T, counts = np.unique(has_NT.T, axis=0, return_inverse=True, return_counts=True)
+    steps = has_NT.shape[1]
+    usual = (counts > RARE * steps) & kinds.any(axis=1)
+    if counts[usual].sum() < MIN_STEPS:
         raise InputError(
-            f"trace of {name}: {max(kinds.values(), default=0)} of {len(rows)} steps have the same transfers; "
+            f"trace of {name}: {counts.max(initial=0)} of {steps} steps have the same transfers; "
             f"allowed: at least {MIN_STEPS}. A longer trace of steps that are alike settles it"
         )
-    largest = max(usual, key=lambda kind: (sum(map(len, kind)), kinds[kind]))
-    usual = [kind for kind in usual if None not in map(_matched, kind, largest)]
-    kept = [t for t, kind in enumerate(of_step) if kind in usual]
-    if len(kept) < max(MIN_STEPS, 0.8 * len(rows)):
+    largest = max(np.flatnonzero(usual).tolist(), key=lambda k: (kinds[k].sum(), counts[k]))
+    usual &= ~(kinds & ~kinds[largest]).any(axis=1)
+    if counts[usual].sum() < max(MIN_STEPS, 0.8 * steps):
         raise InputError(
-            f"trace of {name}: transfers differ from step to step ({len(kinds)} kinds in {len(rows)} steps); allowed: "
+            f"trace of {name}: transfers differ from step to step ({len(kinds)} kinds in {steps} steps); allowed: "
             "the same in every step, or some left out in turns. A trace of steps that are alike settles it"
         )
-    return kept, of_step.index(largest)
+    return np.flatnonzero(usual[kind_T.ravel()])
 
 
-def _members(step: list[list[Row]]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+def _members(step: list[list[_Row]]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
     """Ranks of each process group, and the communicators of groups that have messages in one direction only.
 
     Of such a group the sender is the first; those of equal distance, a stage together, share a communicator.
@@ -229,7 +246,7 @@ def _communicators(
 
 def _ordered(
     name: str,
-    step: list[list[Row]],
+    step: list[list[_Row]],
     communicator_of: Mapping[int, str],
     groups: Mapping[int, tuple[int, ...]],
 ) -> tuple[list[Transfer], list[list[int]]]:
@@ -269,23 +286,6 @@ def _ordered(
         for communicator, n, op in place
     ]
     return transfers, [[place[key] for key in own] for own in keys]
-
-
-def _places(mine: list[Row], full: list[Row], number: list[int]) -> list[int]:
-    """Places of a rank's transfers in a step that may lack some: by operation, group and, where it tells, bytes."""
-    if len(mine) == len(full):
-        return number
-    exact = _matched([(row.op, row.group, row.size) for row in mine], [(row.op, row.group, row.size) for row in full])
-    loose = exact or _matched([(row.op, row.group) for row in mine], [(row.op, row.group) for row in full])
-    assert loose is not None
-    return [number[i] for i in loose]
-
-
-def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
-    """Where ``few`` are among ``many``, in order; None where they are not ``many`` with some left out."""
-    rest = enumerate(many)
-    places = [next((at for at, other in rest if other == one), -1) for one in few]
-    return None if -1 in places else places
 
 
 def _every(name: str, iteration_T: NDArray[np.int64], some_TK: NDArray[np.bool_]) -> list[int]:

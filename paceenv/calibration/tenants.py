@@ -1,10 +1,10 @@
 """A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
 
-There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
-noise. The engine's tenant is then followed through the recorded arrivals by a particle filter, which gives a likelihood
-of its period and share and of our own time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their
-posterior, in which several periods with the same beat survive side by side. The prior says that the other job is like
-ours, within wide bounds; it decides only between such periods.
+There is a tenant if what the links leave of the durations comes and goes. The engine's tenant is then followed through
+the recorded arrivals by a particle filter, which gives a likelihood of its period and share and of our own time alone.
+Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the same beat
+survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only between such
+periods.
 
 Axes: T iterations, G process groups, N particles.
 """
@@ -23,7 +23,9 @@ from scipy import stats
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import PayloadFit, transfer_cv
-from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.parameters import Parameter, bounded, identified, not_identifiable
+from paceenv.core.intervals import Interval
+from paceenv.core.metrics import other_job
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine import compiled, fluid, layout
@@ -35,11 +37,9 @@ OUTLIERS: Final = 0.02
 """Share of durations that the tenant need not explain."""
 JUMPS: Final = 0.005
 """Chance in an iteration that the tenant is somewhere else altogether, as after a pause."""
-MIN_SPREAD: Final = 0.04
-"""Durations that vary by less, relative to their mean, are steady."""
+_KEYS: Final = ("tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps")
 MIN_OF_STEP: Final = 0.01
-"""Nor does it matter what varies by less of a step than this."""
-SIGNIFICANCE: Final = 1e-3
+"""What varies by less of a step does not matter."""
 MIN_JITTER: Final = 0.003
 """A tenant's own jitter, where ours is less: that of any computer."""
 MAX_TRANSFER_CV: Final = 1.0
@@ -68,10 +68,6 @@ _ROUNDS = (
     (1.0, np.array([0.005, 0.04, 0.03])),
 )
 """Temperature of the weights by which points are chosen, and how far new ones lie from them."""
-_PAUSE_RATES = np.array([0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2])
-_PAUSE_PARTICLES, _SEEDS = 384, range(4)
-_PAUSE_TEMPERATURE = 2.0
-"""Pauses are independent events, unlike the durations in between, but the likelihood is no less noisy."""
 _WIDE = 3.0 * _ROUNDS[-1][1]
 """Over which the sample's density is smoothed."""
 
@@ -89,13 +85,11 @@ def _filter(
     advance_T: Array,
     uniform_TN: Array,
     spread_s: float,
-    outlier: float,
-    jumps: float,
     expected_T: Array,
-) -> float:
+) -> tuple[float, int]:
     particles, groups = tenant_NFK.shape[0], arrival_TG.shape[1]
     order_G, finish_G, weight_N = np.arange(groups), np.empty(groups), np.empty(particles)
-    before_NFK, total = np.empty_like(tenant_NFK), 0.0
+    before_NFK, total, lost = np.empty_like(tenant_NFK), 0.0, 0
     for i in range(particles):
         fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     for t in range(arrival_TG.shape[0]):
@@ -109,13 +103,14 @@ def _filter(
             for g in range(groups):
                 lasts_s += (finish_G[g] - arrival_TG[t, g]) / groups
             away = (lasts_s - lasts_T[t]) / spread_s
-            weight_N[i] = (1.0 - outlier) * np.exp(-0.5 * away * away) + 0.05 * outlier
+            weight_N[i] = (1.0 - OUTLIERS) * np.exp(-0.5 * away * away) + 0.05 * OUTLIERS
             mean += weight_N[i] / particles
             expected += lasts_s / particles
         total += np.log(mean)
         expected_T[t] = expected
         before_NFK[:] = tenant_NFK
-        lost = 0.5 if mean < 0.1 * outlier else jumps  # no particle near: the tenant itself stood still, or jumped
+        is_lost = mean < 0.1 * OUTLIERS  # no particle near: the tenant itself stood still, or jumped
+        lost += is_lost
         at, reached = 0, weight_N[0] / particles / mean
         for i in range(particles):  # systematic resampling
             while reached < (i + uniform_TN[t, 0]) / particles and at < particles - 1:
@@ -123,26 +118,14 @@ def _filter(
                 reached += weight_N[at] / particles / mean
             tenant_NFK[i] = before_NFK[at]
             fluid.rewind(clocks[i], tenant_NFK[i], advance_T[t])
-            if uniform_TN[t, 1 + i] < lost:
+            if uniform_TN[t, 1 + i] < (0.5 if is_lost else JUMPS):
                 clocks[i]["key"] += np.uint64(particles)
                 fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
-    return total
+    return total, lost
 
 
 with numba_cache(compiled.cache_directory()) as _writable:
     _filter_compiled = numba.njit(nogil=True, cache=_writable, error_model="numpy")(_filter)
-
-
-def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
-    """Whether durations show a tenant that matters, and the numbers behind it in words."""
-    spread, n = float(residual_T.std()) / mean_s, len(residual_T)
-    away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
-    variance = float(away_T @ away_T) or 1.0
-    correlation = np.array([float(away_T[lag:] @ away_T[:-lag]) for lag in lags]) / variance
-    ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
-    p = float(stats.chi2.sf(ljung_box, len(lags)))
-    said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
-    return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
 def add_tenants(builder: ClusterBuilder[Any]) -> None:
@@ -151,8 +134,12 @@ def add_tenants(builder: ClusterBuilder[Any]) -> None:
     if payload is None:
         return
     mean_s, residual_T = float(stamps.duration_TG.mean()), payload.own.residual_TG.mean(axis=1)
-    disturbed, said = is_disturbed(residual_T[stamps.steady_T], mean_s, builder.measured.mean_s)
-    if disturbed and payload.unit_whole_s > 0.0:
+    predictable, inflated, is_there = other_job(mean_s + residual_T[stamps.steady_T])
+    said = (
+        f"durations are {inflated:.1%} longer than the best, predicted by their past with correlation {predictable:.2f}"
+    )
+    matters = float(residual_T.std()) > MIN_OF_STEP * builder.measured.mean_s
+    if is_there and matters and payload.unit_whole_s > 0.0:
         if TenantSearch(builder, payload).add():
             return
         said = "durations vary in a way that no one periodic tenant explains"
@@ -190,10 +177,9 @@ class TenantSearch:
         return math.hypot(mean, (simulated.cv - measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
 
     def follow(
-        self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES, seed: int = 0,
-        jumps: float = JUMPS,
-    ) -> tuple[float, Array]:  # fmt: skip
-        """Log-likelihood of the last iterations, and durations expected one iteration ahead ``(T,)``.
+        self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES
+    ) -> tuple[float, Array, int]:
+        """Log-likelihood of the last iterations, durations expected one iteration ahead ``(T,)``, how often it is lost.
 
         By a bootstrap particle filter (Gordon, Salmond and Smith, IEE Proceedings F 1993). Each particle is a tenant as
         the engine draws it, from a random phase. Its weight is how well our payload's mean duration under the recorded
@@ -202,13 +188,14 @@ class TenantSearch:
         last, batch = slice(-iterations, None), derive(self.cluster(theta), episode_keys([0]))
         arrival_TG, lasts_T = np.ascontiguousarray(self.stamps.arrival_TG[last]), self.lasts_T[last]
         clocks = np.zeros(particles, layout.CLOCK)
-        clocks["key"] = episode_keys(list(range(seed, seed + particles)))
+        clocks["key"] = episode_keys(list(range(particles)))
         tenant_NFK, expected_T = np.zeros((particles, layout.TENANT_FIELDS, 1)), np.empty(len(lasts_T))
-        uniform_TN = np.random.default_rng(seed).uniform(size=(len(lasts_T), 1 + particles))
+        uniform_TN = np.random.default_rng(0).uniform(size=(len(lasts_T), 1 + particles))
         tenants = (batch.jobs, clocks, batch.tenants_EK, tenant_NFK, normal_table())
         spread_s = _TRUST * float(self.lasts_T.mean())
         stamps = (arrival_TG, lasts_T, self.advance_T[last], uniform_TN)
-        return float(_filter_compiled(*tenants, *stamps, spread_s, OUTLIERS, jumps, expected_T)), expected_T
+        likelihood, lost = _filter_compiled(*tenants, *stamps, spread_s, expected_T)
+        return float(likelihood), expected_T, int(lost)
 
     def cost(self, theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -236,48 +223,36 @@ class TenantSearch:
         densest: Array = sample[int(np.argmin(judged - 2.0 * density))]
         return densest
 
-    def explained(self, theta: Array) -> float:
-        """The share of the durations' variance that the filter expects one iteration ahead."""
-        lasts_T = self.lasts_T[-_MAX_ITERATIONS:]
-        return 1.0 - float(np.mean((lasts_T - self.follow(theta)[1]) ** 2)) / float(lasts_T.var())
-
-    def pauses(self, theta: Array) -> Parameter:
-        """How often the tenant is not where it should be, by the likelihood of each rate."""
-        deviances = [
-            np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate)[0] for s in _SEEDS])
-            for rate in _PAUSE_RATES
-        ]
-        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(deviances))
-        mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
-        low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
-        se, said = float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), "by how often the filter loses sight of it"
-        ends = min(low, mean), max(high, mean)
-        return Parameter("tenants.0.pause_rate", mean, se, *ends, f"chance a period, {said}")
-
     def add(self) -> bool:
         """Fit the tenant and take it into the cluster; False if none explains the durations."""
         if self.alone_s <= 0.0:
             return False
         sample = self.sample()
         at = self.best(sample)
-        explained = self.explained(at)
+        _, expected_T, lost = self.follow(at)
+        lasts_T, iterations = self.lasts_T[-_MAX_ITERATIONS:], len(expected_T)
+        explained = 1.0 - float(np.mean((lasts_T - expected_T) ** 2)) / float(lasts_T.var())
         if explained < MIN_EXPLAINED:
             return False
         said = (
             f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
-            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
+            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step; without the "
+            f"tenant the payload takes {_natural(at)[2]:.4g} s"
         )
-        natural, values = np.array([_natural(theta) for theta in sample]), _natural(at)
-        ratio, share = (
-            _of_sample(f"tenants.0.{key}", values[k], natural[:, k], said)
-            for k, key in enumerate(("period_ratio", "comm_share"))
+        found = np.array([_natural(theta) for theta in (at, *sample)])
+        found[:, 2] = self.payload.unit_whole_s / found[:, 2]
+        value_P, sd_P = found[0], found[1:].std(axis=0)
+        low_P, high_P = np.quantile(found[1:], [0.025, 0.975], axis=0)
+        low_P, high_P = np.minimum(low_P, value_P), np.maximum(high_P, value_P)
+        ratio, share, uplink = (
+            Parameter(key, value, sd, low, high, said)
+            for key, value, sd, low, high in zip(
+                _KEYS, *(x.tolist() for x in (value_P, sd_P, low_P, high_P)), strict=True
+            )
         )
-        alone_s, (low_s, high_s) = values[2], _ends(values[2], natural[:, 2])
-        whole_s = self.payload.unit_whole_s
-        said = f"payload without the tenant takes {alone_s:.4g} s: {said}"
-        gbps, se_s = whole_s / alone_s, float(natural[:, 2].std())
-        uplink = Parameter("fabric.uplink_gbps", gbps, gbps * se_s / alone_s, whole_s / high_s, whole_s / low_s, said)
-        pauses, best = self.pauses(at), self.cluster(at)
+        often = Interval(lost / iterations, *stats.binomtest(lost, iterations).proportion_ci())
+        pauses = bounded("tenants.0.pause_rate", often, "chance a period, by how often the filter loses sight of it")
+        best = self.cluster(at)
         self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
         self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
         self.builder.drop(["fabric.nic_gbps", "fabric.uplink_gbps"])
@@ -328,13 +303,3 @@ def _weights(costs: Array) -> Array:
     weight = np.exp(-(costs - costs.min()) / 2.0)
     normalised: Array = weight / weight.sum()
     return normalised
-
-
-def _of_sample(key: str, value: float, sample: Array, evidence: str) -> Parameter:
-    """A parameter with the posterior's standard deviation and central 95 %."""
-    return Parameter(key, value, float(sample.std()), *_ends(value, sample), evidence)
-
-
-def _ends(value: float, sample: Array) -> tuple[float, float]:
-    low, high = np.quantile(sample, [0.025, 0.975])
-    return float(min(low, value)), float(max(high, value))

@@ -1,4 +1,4 @@
-"""Two-state fit: when a series is on the higher of two levels, and how many episodes of that it has, and how long.
+"""Two-state fit: when a series is on the higher of two levels, how many episodes of that it has and how long; timeouts.
 
 SciPy is imported only where it is needed: the diagnosis uses the first part and must start fast.
 """
@@ -17,6 +17,8 @@ SMOOTH: Final = 5
 """Iterations of the running median, which removes single outliers; shorter episodes are noise."""
 MIN_ITERATIONS: Final = 3
 """A level needs so many iterations to count."""
+MIN_TIMEOUT_S: Final = 0.1
+"""Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
 _SEPARATION = 5.0
 
 Array = NDArray[np.float64]
@@ -41,6 +43,19 @@ def fit_two_states(x_T: Array, min_jump: float) -> NDArray[np.bool_]:
     spread = max(_deviation(x_T[on_T]), _deviation(x_T[~on_T]))
     enough = min(on_T.sum(), (~on_T).sum()) >= MIN_ITERATIONS
     return on_T if enough and high - low > _SEPARATION * spread else np.zeros(len(x_T), np.bool_)
+
+
+def timed_out(lasts_T: Array) -> NDArray[np.bool_]:
+    """Which collectives took a timeout longer than the others; none where durations have one mode."""
+    ordered = np.sort(lasts_T)
+    inner = ordered[MIN_ITERATIONS - 1 : len(ordered) - MIN_ITERATIONS + 1]
+    gap = int(np.argmax(np.diff(inner))) if len(inner) > 1 else 0  # the widest one, whichever mode has more steps
+    late_T = lasts_T > inner[gap : gap + 2].sum() / 2.0
+    if min(late_T.sum(), (~late_T).sum()) < MIN_ITERATIONS:
+        return np.zeros(len(lasts_T), np.bool_)
+    apart_s = np.median(lasts_T[late_T]) - np.median(lasts_T[~late_T])
+    is_clear = apart_s >= MIN_TIMEOUT_S and apart_s > 3.0 * lasts_T[~late_T].std()
+    return np.asarray(late_T & is_clear)
 
 
 def _deviation(x: Array) -> float:

@@ -10,6 +10,18 @@ from numpy.typing import NDArray
 from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
 
+BEST = 0.05
+"""Share of durations that are as short as without other traffic."""
+MIN_TENANT = 0.1
+"""A tenant makes transfers take longer than the best by at least this share, now and then."""
+MIN_PREDICTABILITY = 0.6
+"""A tenant's transfers are predicted by their past at least this well."""
+MIN_TENANT_STEPS = 32
+MAX_LAGS = 12
+"""Of the values that predict the next one."""
+_ROUNDING = 1e-12
+"""Share of its mean by which a constant series may vary."""
+
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
     """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled."""
@@ -49,3 +61,36 @@ def correlation_length(values: NDArray[np.float64]) -> float:
             break
         total += 2.0 * r
     return total
+
+
+def predictability(x_T: NDArray[np.float64]) -> float:
+    """Correlation of a series with the prediction from its last values, 0 to 1.
+
+    The prediction is an autoregression by Yule and Walker. Its order is the one that Schwarz' criterion (1978) prefers,
+    0 included. A tenant whose period is not ours returns every few steps: its autocorrelation is small at most lags,
+    but several lags together predict it well.
+    """
+    steps, mean = len(x_T), float(x_T.mean())
+    orders = np.arange(min(MAX_LAGS, steps // 8) + 1)
+    away_T = x_T - mean
+    covariance_L = np.array([away_T[lag:] @ away_T[: steps - lag] for lag in orders]) / max(steps, 1)
+    whole = float(covariance_L[0])
+    if whole <= (_ROUNDING * mean) ** 2:
+        return 0.0
+    left_L = np.full(len(orders), whole)
+    for order in orders[1:]:
+        past = covariance_L[np.abs(orders[:order, None] - orders[:order])]
+        left_L[order] -= covariance_L[1 : order + 1] @ np.linalg.solve(past, covariance_L[1 : order + 1])
+    left_L = np.maximum(left_L / whole, 1e-12)
+    return float(np.sqrt(1.0 - left_L[np.argmin(steps * np.log(left_L) + orders * np.log(steps))]))
+
+
+def other_job(lasts_T: NDArray[np.float64]) -> tuple[float, float, bool]:
+    """How well their past predicts transfers, their mean over the best less 1, and whether both show another job."""
+    lasts_T = np.maximum(lasts_T, 1e-12)
+    best_s, much_s = np.quantile(lasts_T, (BEST, 1.0 - BEST))
+    inflated = float(lasts_T.mean() / best_s) - 1.0
+    predictable = predictability(np.log(lasts_T))  # of logarithms: a few outliers would hide what all others share
+    returns = len(lasts_T) >= MIN_TENANT_STEPS and predictable >= MIN_PREDICTABILITY
+    much = inflated >= 0.5 * MIN_TENANT and bool(much_s >= (1.0 + MIN_TENANT) * best_s)
+    return predictable, inflated, returns and much

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from paceenv.core.trace import INTERRUPTIONS, PACE_OP, Trace
+from paceenv.core.operation_matrix import OperationMatrix
 
 UNLIKE: Final = 5.0
 """So many robust deviations from the values that follow the beginning."""
@@ -36,32 +35,22 @@ def unlike_values(step_s_V: Array, first: int) -> Flags:
     return unlike
 
 
-def without_warm_up(trace: Trace, job: str | None = None) -> tuple[Trace, int]:
-    """A trace without the warm-up of a job, and how many iterations that are.
+def without_warm_up(matrix: OperationMatrix) -> tuple[OperationMatrix, int]:
+    """A job without its warm-up, and how many iterations that are.
 
     Only iterations before the first one with pacing are compared, and none that a checkpoint or the like interrupts.
     A trace that does not begin with the job has no warm-up.
     """
-    mine = trace.isin("job", trace.job_name(job))
-    iteration, start_s, end_s = (trace.column(name)[mine] for name in ("iteration", "start_s", "end_s"))
-    number_T, place = np.unique(iteration, return_inverse=True)
-    end_T = np.full(len(number_T), -np.inf)
-    np.maximum.at(end_T, place, end_s)
-    paced = iteration[trace.isin("op", PACE_OP)[mine] & (end_s > start_s)]
-    odd_T = np.isin(number_T, iteration[trace.isin("op", *INTERRUPTIONS)[mine]])
-    use_T = (
-        (np.diff(number_T, prepend=number_T[:1] - 2) == 1)
-        & ~odd_T
-        & (number_T < paced.min(initial=np.iinfo(np.int32).max))
-    )
+    number_T, odd_T = matrix.iteration_T, np.asarray(matrix.is_interrupted_RT.any(axis=0))
+    paced_T = (matrix.seconds_RT(matrix.is_pace_N) > 0.0).any(axis=0)
+    use_T = (np.diff(number_T, prepend=number_T[0] - 2) == 1) & ~odd_T & ~np.maximum.accumulate(paced_T)
     use_T &= ~np.append(False, odd_T[:-1])  # some work of an interruption is done in the next iteration
-    step_s = np.diff(end_T, prepend=-np.inf)[use_T]
-    if number_T[:1].max(initial=0) > LATE or len(step_s) < MIN_ITERATIONS + LATE:
-        return trace, 0
+    step_s = matrix.step_s_T[use_T]
+    if number_T[0] > LATE or len(step_s) < MIN_ITERATIONS + LATE:
+        return matrix, 0
     unlike = unlike_values(step_s, LATE)
     warm_up = np.flatnonzero(unlike[:LATE])
     if not len(warm_up) or unlike[LATE : LATE + COMPARED].mean() > RARE:
-        return trace, 0
+        return matrix, 0
     last = int(np.flatnonzero(use_T)[warm_up[-1]])
-    kept = ~mine | (trace.column("iteration") > number_T[last])
-    return Trace(trace.table.filter(pa.array(kept)).combine_chunks(), trace.metadata), last + 1
+    return matrix.of_steps(np.arange(last + 1, matrix.steps)), last + 1

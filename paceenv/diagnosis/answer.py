@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import OperationMatrix
 from paceenv.core.plain import plain
 from paceenv.diagnosis.causes import Cause
-from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
 from paceenv.diagnosis.hang import Hang, find_hangs
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
-from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis
+from paceenv.importers.clocks import matrix_on_one_clock
 from paceenv.importers.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             about = inputs.trace.metadata
             diagnosis = with_agent(diagnose_matrix(matrix), about.job)
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
-                lateness = find_lateness(matrix, hosts=about.of_ranks("host"), named=diagnosis.arrivals.named)
+                lateness = find_lateness(matrix, named=diagnosis.arrivals.named)
             error_s = about.job.get("clock_error_s", 0.0)
             late_hosts = find_late_hosts(matrix, diagnosis.arrivals, inputs.activity, clock_error_s=error_s)
             causes = tuple(_cured(cause, late_hosts) for cause in diagnosis.causes)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness import watch
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
 ALWAYS: Final = 0.9
 """Share of the steps; one rank that is the latest in so many is late, whatever else the trace shows."""

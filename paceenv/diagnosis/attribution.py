@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.core.trace import PACE_OP
 from paceenv.diagnosis.compute_attribution import Components, ComputeAttribution, attribute_compute
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.replay import MAX_WORK, begins, ideal_durations, replay
 from paceenv.diagnosis.transfer_attribution import TransferAttribution, attribute_transfers
 

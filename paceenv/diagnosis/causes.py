@@ -11,11 +11,11 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.core.trace import COMPUTE_OPS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.compute_attribution import ComputeAttribution
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
 

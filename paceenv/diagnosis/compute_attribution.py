@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.two_state_fit import fit_two_states
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 
 MAX_BETWEEN: Final = 0.1

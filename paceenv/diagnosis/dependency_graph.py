@@ -27,9 +27,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix, meetings
 
-BARRIER_OP: Final = "barrier"
 QUEUED_OPS: Final = ("gather", "all_to_all")
 """Collectives in which many ranks send to one port."""
 _ALWAYS: Final = 0.9
@@ -71,7 +70,7 @@ def build_graph(matrix: OperationMatrix) -> Graph:
     bounds = np.flatnonzero(np.diff(matrix.rank_N)) + 1
     for operations in np.split(np.arange(len(matrix.op_N)), bounds):
         order.of_rank(operations, *(operations[which[operations]] for which in (is_compute, is_collective)))
-    return _sorted(matrix, _sets(matrix), order.before, order.start_N)
+    return _sorted(matrix, meetings(matrix), order.before, order.start_N)
 
 
 class _Order:
@@ -171,23 +170,6 @@ class _Order:
         """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
         waited_T = self._matrix.start_NT[later] >= self._matrix.end_NT[earlier] - self._tolerance_s
         return float(waited_T.mean()) >= _ALWAYS
-
-
-def _sets(matrix: OperationMatrix) -> list[list[int]]:
-    """Operations that begin together, each set of two or more."""
-    sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    forward, backward = (matrix.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
-    sends, stages = matrix.is_op("forward-send", "backward-send"), int(matrix.stage_N.max()) + 1
-    is_barrier = matrix.is_op(BARRIER_OP)
-    for n in np.flatnonzero((matrix.group_N >= 0) | is_barrier).tolist():
-        like = (matrix.op_N, matrix.group_N, matrix.micro_batch_N, matrix.chunk_N, matrix.position_N)
-        sets["group", *(int(x[n]) for x in like)].append(n)
-    for n in np.flatnonzero((forward | backward) & (matrix.micro_batch_N >= 0)).tolist():
-        place = max(int(matrix.chunk_N[n]), 0) * stages + int(matrix.stage_N[n])
-        border = place if bool(forward[n]) == bool(sends[n]) else place - 1
-        place_in = (matrix.dp_rank_N, matrix.micro_batch_N, matrix.position_N)
-        sets["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
-    return [operations for operations in sets.values() if len(operations) > 1]
 
 
 def _sorted(

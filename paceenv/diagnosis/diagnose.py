@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from paceenv.core.operation_matrix import Integers, OperationMatrix
 from paceenv.core.trace import Trace
 from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.causes import OF_ONE_RANK, Cause, name_causes
-from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 from paceenv.diagnosis.paced_steps import MIN_SHARE, measure_pacing
 from paceenv.diagnosis.replay import ideal_durations, own_durations, replay
 from paceenv.diagnosis.verdict import INSUFFICIENT, Diagnosis
+from paceenv.importers.clocks import matrix_on_one_clock
 
 MIN_STEPS: Final = 3
 """With fewer steps nothing that lasts or recurs is visible."""

@@ -13,9 +13,9 @@ from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
+from paceenv.core.operation_matrix import Integers, OperationMatrix
 from paceenv.core.wording import duration
 from paceenv.diagnosis.arrivals import Arrivals, LateRank
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 from paceenv.importers.timelines import OUTSIDE, Collective, RankActivity
 
 _MAX_CLOCK_ERROR: Final = 0.05

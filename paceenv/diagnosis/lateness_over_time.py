@@ -7,15 +7,15 @@ Axes: N operations, T steps, R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from paceenv.core.lateness import common_place, watch, words
+from paceenv.core.operation_matrix import Array, OperationMatrix
 from paceenv.core.wording import duration, name_ranks
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
 TOGETHER_STEPS: Final = 8
 """Ranks that began within so many steps are told together."""
@@ -60,10 +60,7 @@ class LatenessOverTime:
 
 def own_work(matrix: OperationMatrix) -> Array:
     """Each rank's own work in each step ``(R, T)``, seconds: everything but communication and delays of pacing."""
-    mine = np.flatnonzero(~(matrix.is_collective_N | matrix.is_transfer_N | matrix.is_pace_N))
-    own_s_RT = np.zeros((len(matrix.ranks), matrix.steps))
-    np.add.at(own_s_RT, matrix.rank_N[mine], matrix.duration_NT[mine])
-    return own_s_RT
+    return matrix.seconds_RT(~(matrix.is_collective_N | matrix.is_transfer_N | matrix.is_pace_N))
 
 
 def lateness(matrix: OperationMatrix) -> Array:
@@ -83,9 +80,7 @@ def alike(matrix: OperationMatrix) -> list[list[int]]:
     return [np.flatnonzero(matrix.stage_R == stage).tolist() for stage in np.unique(matrix.stage_R)]
 
 
-def find_lateness(
-    matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, named: int | None = None
-) -> LatenessOverTime:
+def find_lateness(matrix: OperationMatrix, *, named: int | None = None) -> LatenessOverTime:
     """Watch a trace from its first step to its last; ``named`` is the rank that its arrivals name."""
     groups = alike(matrix)
     alone = [matrix.ranks[places[0]] for places in groups if len(places) == 1]
@@ -98,8 +93,8 @@ def find_lateness(
         tuple(_team(matrix, team, findings.step_s) for team in words.teams(rows, TOGETHER_STEPS))
         for rows in (findings.late, findings.past)
     )
-    stages: dict[int, int] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
-    places: dict[str, Mapping[int, Hashable]] = {common_place.STAGE: stages, common_place.HOST: hosts or {}}
+    of_ranks = {common_place.STAGE: matrix.stage_R.tolist(), common_place.HOST: matrix.hosts}
+    places = {name: dict(zip(matrix.ranks, of, strict=True)) for name, of in of_ranks.items()}
     ranks = [rank for team in late for rank in team.ranks]
     place = tuple(filter(None, [common_place.in_common(ranks, matrix.ranks, places)]))
     if findings.pattern == watch.IN_TURNS:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.operation_matrix import Array
+from paceenv.core.operation_matrix import Array
 
 MIN_STALL: Final = 0.1
 """A stall is at least this share of its operation's usual time."""

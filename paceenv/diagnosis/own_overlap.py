@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
 MIN_BESIDE: Final = 0.2
@@ -45,17 +45,16 @@ class Partner:
 def find_partners(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> dict[int, Partner]:
     communicates = matrix.is_collective_N & matrix.usual_N
     reductions = np.flatnonzero(matrix.is_op(*REDUCTIONS) & communicates)
-    behind = [n for n in reductions.tolist() if not _stands_still(matrix, n)]
-    behind_R = {r: [n for n in behind if matrix.rank_N[n] == r] for r in set(matrix.rank_N[behind].tolist())}
+    behind = np.array([n for n in reductions.tolist() if not _stands_still(matrix, n)], np.int64)
     kinds: dict[tuple[int, int], list[list[Integers]]] = {}
     for members in classes:
         first = int(members[0][0])
         is_needed = matrix.ops[matrix.op_N[first]] not in REDUCTIONS or _stands_still(matrix, first)
-        if behind_R and communicates[first] and is_needed:
+        if len(behind) and communicates[first] and is_needed:
             kinds.setdefault((int(matrix.op_N[first]), int(matrix.bytes_N[first])), []).append(members)
     partners: dict[int, Partner] = {}
     for alike in kinds.values():
-        partners |= _look(matrix, own_NT, behind_R, alike)
+        partners |= _look(matrix, own_NT, behind, alike)
     return partners
 
 
@@ -67,11 +66,9 @@ def _stands_still(matrix: OperationMatrix, n: int) -> bool:
     return bool(begins_NT.any(axis=0).mean() < 0.5)
 
 
-def _look(
-    matrix: OperationMatrix, own_NT: Array, behind_R: dict[int, list[int]], alike: list[list[Integers]]
-) -> dict[int, Partner]:
+def _look(matrix: OperationMatrix, own_NT: Array, behind: Integers, alike: list[list[Integers]]) -> dict[int, Partner]:
     """The partner of transfers of one kind, at all places of a step together."""
-    shares = [[_share(matrix, own_NT, behind_R, m) for m in members] for members in alike]
+    shares = [[_share(matrix, own_NT, behind, m) for m in members] for members in alike]
     shares_KT = [np.stack([share_T for share_T, _ in of]) for of in shares]
     lasts = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in alike]
     share, lasts_s = np.concatenate([x.ravel() for x in shares_KT]), np.concatenate([x.ravel() for x in lasts])
@@ -94,23 +91,15 @@ def _look(
     return partners
 
 
-def _share(
-    matrix: OperationMatrix, own_NT: Array, behind_R: dict[int, list[int]], members: Integers
-) -> tuple[Array, int]:
+def _share(matrix: OperationMatrix, own_NT: Array, behind: Integers, members: Integers) -> tuple[Array, int]:
     """Share of a group's collective beside reductions, ``(T,)``, the mean of its ranks; and the longest one."""
     total_T = np.zeros(matrix.steps)
     longest, most_s = -1, -1.0
     for n in members.tolist():
-        end_T = matrix.end_NT[n]
-        begin_T = end_T - own_NT[n]
-        seconds_T = np.zeros(matrix.steps)
-        for other in behind_R.get(int(matrix.rank_N[n]), []):
-            if matrix.group_N[other] == matrix.group_N[n] or other == n:
-                continue
-            low_T = np.maximum(begin_T, matrix.start_NT[other])
-            both_T = np.nan_to_num(np.maximum(np.minimum(end_T, matrix.end_NT[other]) - low_T, 0.0))
-            seconds_T += both_T
-            if both_T.mean() > most_s:
-                longest, most_s = other, float(both_T.mean())
-        total_T += np.minimum(seconds_T / np.maximum(own_NT[n], 1e-12), 1.0)
+        others = behind[(matrix.rank_N[behind] == matrix.rank_N[n]) & (matrix.group_N[behind] != matrix.group_N[n])]
+        low_OT = np.maximum(matrix.end_NT[n] - own_NT[n], matrix.start_NT[others])
+        both_OT = np.nan_to_num(np.maximum(np.minimum(matrix.end_NT[n], matrix.end_NT[others]) - low_OT, 0.0))
+        total_T += np.minimum(both_OT.sum(axis=0) / np.maximum(own_NT[n], 1e-12), 1.0)
+        for other, both_s in zip(others.tolist(), both_OT.mean(axis=1).tolist(), strict=True):
+            longest, most_s = (other, both_s) if both_s > most_s else (longest, most_s)
     return total_T / len(members), longest

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from paceenv.core.differences import Mean, log_ratio
 from paceenv.core.intervals import Interval
+from paceenv.core.operation_matrix import Integers, OperationMatrix
 from paceenv.core.wording import duration
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 
 MIN_STEPS: Final = 20
 """Of either kind; fewer say little."""

@@ -14,8 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.dependency_graph import Graph, last_arrivals
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _BLOCK = 64

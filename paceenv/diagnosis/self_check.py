@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.operation_matrix import BARRIER_OP, Array, OperationMatrix
 from paceenv.core.trace import OTHER_OPS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.attribution import TimeAttribution
-from paceenv.diagnosis.clocks import is_meeting
-from paceenv.diagnosis.dependency_graph import BARRIER_OP, Graph, last_arrivals
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+from paceenv.diagnosis.dependency_graph import Graph, last_arrivals
+from paceenv.importers.clocks import is_closed
 
 REPLAY_FAILS: Final = "the replay of the traced operations does not reproduce the steps"
 TOLERANCE: Final = 0.05
@@ -141,7 +141,7 @@ def _incomplete(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: fl
 
 def _left_early(matrix: OperationMatrix, graph: Graph, least_s: float) -> Iterator[str]:
     """Collectives that a rank left before another had entered: impossible on one clock."""
-    meets = np.flatnonzero(is_meeting(matrix, graph))
+    meets = np.flatnonzero(graph.meets_N & is_closed(matrix))
     last_NT = last_arrivals(matrix, graph)[graph.task_of_N[meets]]
     early_NT = np.nan_to_num(last_NT - matrix.end_NT[meets], nan=-np.inf)
     share = float((early_NT > least_s).sum()) / max(float(np.isfinite(matrix.end_NT[meets]).sum()), 1.0)

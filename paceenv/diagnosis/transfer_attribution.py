@@ -24,9 +24,11 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.calibration.two_state_fit import timed_out
+from paceenv.core.metrics import BEST, other_job
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.compute_attribution import Components
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph, last_arrivals
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 from paceenv.diagnosis.own_overlap import Partner, find_partners
 
@@ -37,22 +39,9 @@ MIN_SHARE: Final = 0.05
 MAX_PAUSE: Final = 0.1
 """Two collectives are buckets of one payload if the pause between them is at most this share of a collective."""
 MIN_LINK: Final = 0.08
-MIN_TIMEOUT_S: Final = 0.1
-"""Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
-MIN_COLLAPSED: Final = 3
-"""Steps that each of the two modes must have."""
 MIN_HICCUP: Final = 3.0
 """A transfer that takes at least so many times the usual is held up by something else than traffic."""
-MIN_TENANT: Final = 0.1
-"""A tenant makes transfers take longer than the best by at least this share, now and then."""
-MIN_PREDICTABILITY: Final = 0.6
-"""A tenant's transfers are predicted by their past at least this well, see :func:`predictability`."""
-MAX_LAGS: Final = 12
-MIN_TENANT_STEPS: Final = 32
-_BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
-_ROUNDING: Final = 1e-12
-"""Share of its mean by which a constant series may vary."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +149,7 @@ def _matters(matrix: OperationMatrix, chain: list[TransferClass], step_s: float)
     """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into."""
     if any(one.partner for one in chain):
         return True
-    spared_s = sum(float(one.left_KT.mean() - np.quantile(one.left_KT, _BEST)) for one in chain)
+    spared_s = sum(float(one.left_KT.mean() - np.quantile(one.left_KT, BEST)) for one in chain)
     side_by_side = chain[0].groups > 1 and sum(float(np.median(one.left_KT)) for one in chain) > MIN_SHARE * step_s
     return bool(matrix.is_collective_N[chain[0].members[0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
 
@@ -238,21 +227,14 @@ class TransferClass:
         self.left_KT = np.where(self.hiccup_KT > 0.0, usual_K, self.left_KT)
 
     def _take_off_timeouts(self) -> None:
-        """What collapsed steps take longer than the others, where durations have two modes that far apart."""
+        """What collapsed steps take longer than the others."""
         lasts_T = self.left_KT.max(axis=0)
-        ordered = np.sort(lasts_T)
-        if len(ordered) < 2 * MIN_COLLAPSED:
-            return
-        inner = ordered[MIN_COLLAPSED - 1 : len(ordered) - MIN_COLLAPSED + 1]
-        gap = int(np.argmax(np.diff(inner)))  # the widest one, whichever mode has more steps
-        upper_T = lasts_T > 0.5 * (inner[gap] + inner[gap + 1])
-        low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
-        spread = float(lasts_T[~upper_T].std())
-        if high - low >= max(MIN_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread:
+        upper_T = timed_out(lasts_T)
+        if upper_T.any():
             usual_K = np.median(self.left_KT[:, ~upper_T], axis=1, keepdims=True)
-            is_late = self.left_KT > usual_K + 0.5 * (high - low)
+            self.timeout_s = float(np.median(lasts_T[upper_T]) - np.median(lasts_T[~upper_T]))
+            self.collapsed, is_late = float(upper_T.mean()), self.left_KT > usual_K + 0.5 * self.timeout_s
             self.timeout_KT = np.where(is_late, self.left_KT - usual_K, 0.0)
-            self.timeout_s, self.collapsed = high - low, float(upper_T.mean())
             self.left_KT = self.left_KT - self.timeout_KT
 
 
@@ -276,42 +258,10 @@ def _take_off_tenant(chain: list[TransferClass]) -> None:
     """
     if not chain:
         return
-    lasts_T = np.maximum(np.sum([one.left_KT.mean(axis=0) for one in chain], axis=0), 1e-12)
-    best_s, much_s = np.quantile(lasts_T, (_BEST, 1.0 - _BEST))
-    inflated = float(lasts_T.mean() / best_s) - 1.0
-    predictable = predictability(np.log(lasts_T))  # of logarithms: a few outliers would hide what all others share
-    returns = len(lasts_T) >= MIN_TENANT_STEPS and predictable >= MIN_PREDICTABILITY
-    much = inflated >= 0.5 * MIN_TENANT and bool(much_s >= (1.0 + MIN_TENANT) * best_s)
+    predictable, inflated, is_there = other_job(np.sum([one.left_KT.mean(axis=0) for one in chain], axis=0))
     for one in chain:
         one.predictability, one.inflated = predictable, inflated
-        if returns and much:  # as a factor that all groups have in common
+        if is_there:  # as a factor that all groups have in common
             mean_T = one.left_KT.mean(axis=0)
-            factor_T = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
+            factor_T = np.maximum(mean_T / max(float(np.quantile(mean_T, BEST)), 1e-12), 1.0)
             one.tenant_KT = np.broadcast_to(factor_T, one.left_KT.shape)
-
-
-def predictability(x_T: Array) -> float:
-    """Correlation of a series with the prediction from its last values, 0 to 1.
-
-    The prediction is an autoregression (Yule and Walker, by the recursion of Levinson 1947 and Durbin 1960). Its order
-    is the one that Schwarz' criterion (1978) prefers, 0 included. A tenant whose period is not ours returns every few
-    steps: its autocorrelation is small at most lags, but several lags together predict it well.
-    """
-    steps, mean = len(x_T), float(x_T.mean())
-    x_T = x_T - mean
-    most = min(MAX_LAGS, steps // 8)
-    covariance_L = np.array([x_T[lag:] @ x_T[: steps - lag] for lag in range(most + 1)]) / max(steps, 1)
-    whole = left = kept = float(covariance_L[0])
-    if whole <= (_ROUNDING * mean) ** 2:
-        return 0.0
-    weights, least = np.zeros(0), steps * np.log(whole)
-    for order in range(1, most + 1):
-        new = (covariance_L[order] - weights @ covariance_L[order - 1 : 0 : -1]) / left
-        weights = np.append(weights - new * weights[::-1], new)
-        left *= 1.0 - new**2
-        if left <= 1e-12 * whole:
-            return 1.0
-        criterion = steps * np.log(left) + order * np.log(steps)
-        if criterion < least:
-            least, kept = criterion, left
-    return float(np.sqrt(1.0 - kept / whole))

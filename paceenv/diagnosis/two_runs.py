@@ -10,9 +10,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from paceenv.core.metrics import correlation_length
+from paceenv.core.operation_matrix import Array, OperationMatrix
 from paceenv.core.wording import duration
 from paceenv.diagnosis.host_activity import PARTS
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.timelines import RankActivity

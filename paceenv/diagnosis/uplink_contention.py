@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.link_replay import UplinkModel, share_uplink
-from paceenv.diagnosis.operation_matrix import Array
+from paceenv.core.operation_matrix import Array
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""
@@ -50,26 +50,20 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
         return unknown
     start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T) / typical_s
     level_K = np.median(lasts_KT[:, at], axis=1)
-    scales = ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
-    fits = [_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales]
-    best = min(fits, key=lambda fit: fit.criterion)
-    if best.unexplained < 1e-8:
-        return unknown  # starts and durations never vary: nothing shows what the groups cost each other
-    alone_s, work_s = (typical_s * x for x in best.model.seconds(best.theta))
+    fits = list[tuple[float, ...]]()
+    for scale_K, fitted in ((np.ones(groups), 2), (level_K / np.median(level_K), 1 + groups)):
+        lasts_TK = lasts_KT[:, at].T / scale_K / typical_s
+        if (unexplained := float(lasts_TK.var())) < 1e-8:
+            return unknown  # starts and durations never vary: nothing shows what the groups cost each other
+        model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK))
+        theta = model.least_squares()
+        cost = float((model.residual(theta) ** 2).mean())
+        criterion = lasts_TK.size * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(lasts_TK.size))
+        fits.append((criterion, 1.0 - cost / unexplained, *model.seconds(theta)))
+    _, explained, *seconds = min(fits)
+    alone_s, work_s = (typical_s * x for x in seconds)
     if work_s / alone_s * groups < MIN_CAP:
         return UplinkFit(False, alone_s, work_s)
-    if best.explained < MIN_EXPLAINED:
+    if explained < MIN_EXPLAINED:
         return unknown
     return UplinkFit(True, alone_s, work_s)
-
-
-class _Fit:
-    """Least squares of durations ``lasts_TK`` under starts ``start_TK``, relative times; ``fitted`` parameters."""
-
-    def __init__(self, start_TK: Array, lasts_TK: Array, fitted: int) -> None:
-        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK))
-        self.theta = self.model.least_squares()
-        cost = float((self.model.residual(self.theta) ** 2).mean())
-        self.unexplained = float(lasts_TK.var())
-        self.explained = 1.0 - cost / max(self.unexplained, 1e-12)
-        self.criterion = lasts_TK.size * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(lasts_TK.size))

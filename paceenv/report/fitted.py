@@ -18,7 +18,6 @@ from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.core.errors import InputError, needs
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
-from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.diagnosis.verdict import Diagnosis, Paced, Pacing
 from paceenv.report.recordings import find_recordings, read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -60,10 +59,9 @@ def fit_recordings(
         if is_pipeline:
             cluster, note = fit_stage(inputs.require_trace(), base or load_cluster(BASE), name)
             return cluster, [note]
-        trace, clocks = trace_on_one_clock(inputs.require_trace())
-        probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
-        fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)
-        return fit.cluster, [*filter(None, [clocks]), *fit.notes]
+        probed = None if probe is None else find_recordings([probe]).read().require_trace()
+        fit = fit_trace(inputs.require_trace(), base=base, name=name, probe=probed, program=program, check=True)
+        return fit.cluster, list(fit.notes)
 
 
 def baseline_of(source: Sequence[str], changes: Sequence[Change], base: str | None, job: str | None) -> Baseline:

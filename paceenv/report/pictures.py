@@ -13,8 +13,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from paceenv.core.operation_matrix import Array, Integers
 from paceenv.core.wording import duration
-from paceenv.diagnosis.operation_matrix import Array, Integers
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
 from paceenv.ui import figures

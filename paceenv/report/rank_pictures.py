@@ -18,10 +18,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch
 
+from paceenv.core.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.core.trace import PACE_OP
 from paceenv.core.wording import duration
 from paceenv.diagnosis.dependency_graph import build_graph, last_arrivals
-from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.report.pictures import drawn, in_time
 from paceenv.report.section import Section
 from paceenv.ui import figures

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceenv.core.errors import InputError
+from paceenv.core.operation_matrix import OperationMatrix
 from paceenv.diagnosis.lateness_over_time import lateness
-from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis, Pacing
 from paceenv.report import pictures
 from paceenv.report.examination import Examination

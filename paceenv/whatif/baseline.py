@@ -20,7 +20,6 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
-from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.change import Change, longest_round_us, with_rounds
 
@@ -204,13 +203,12 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
             f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: a cluster config. "
             "What a late rank or stage costs, paceenv diagnose says"
         )
-    trace, clocks = trace_on_one_clock(trace, job)
     fit = fit_trace(trace, base=None if base is None else load_cluster(base), job=job)
     baseline = _calibrated(source, fit.cluster, fit.parameters)
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
-    notes = (*baseline.notes, *filter(None, [clocks]), *fit.notes)
+    notes = (*baseline.notes, *fit.notes)
     return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes, steps=fit.steps)
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from paceenv.cli import application
 from paceenv.core import timing
+from paceenv.core.operation_matrix import OperationMatrix
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
-from paceenv.diagnosis.clocks import matrix_on_one_clock
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.importers.clocks import matrix_on_one_clock
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy

@@ -1,11 +1,12 @@
-"""A job's trace as a matrix: one row per operation, one column per step.
+"""A job's trace as a matrix: one row per operation, one column per step. Calibration and diagnosis read it.
 
-Reads :mod:`paceenv.core.trace`. Rows of two steps are the same operation if rank, name, process group, micro-batch,
-chunk and position among those agree. An operation that a step lacks takes no time in it. Axes: N operations, T steps.
+Rows of two steps are the same operation if rank, name, process group, peer, micro-batch, chunk and position among those
+agree. An operation that a step lacks takes no time in it. Axes: N operations, T steps, R ranks.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, INTERRUPTIONS, PACE_OP, POINT_TO_POINT_OPS, Trace
 from paceenv.core.wording import steps_left_out
 
 USUAL: Final = 0.5
 """Share of steps from which on an operation belongs to the usual step."""
+BARRIER_OP: Final = "barrier"
 MOMENT: Final = 0.1
 """Share of the compute after a delay; less, right before it, is what the agent needs to begin it."""
 MAX_CELLS: Final = 1 << 27
 """Of the matrix, which memory must hold."""
 
-_COLUMNS: Final = ("rank", "iteration", "seq", "group", "micro_batch", "chunk", "start_s", "end_s", "bytes")
+_COLUMNS: Final = ("rank", "iteration", "seq", "group", "micro_batch", "chunk", "peer", "start_s", "end_s", "bytes")
+_OF_OPERATION: Final = ("op", "rank", "group", "micro_batch", "chunk", "peer", "position", "bytes")
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -35,10 +38,11 @@ class OperationMatrix:
 
     ``world_size`` is how many ranks the job had at least, as far as the trace says, and ``rank_step`` how far the
     numbers of those that it should have lie apart; ``counted`` is true where the agents of that very job counted them.
-    ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``;
-    ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT``
-    are not a number where a step lacks the operation. ``step_s_T`` are step times. Of ``recorded`` steps ``dropped``
-    were left out because a rank is missing in them; ``lacking`` says it of those that the trace has, "" without any.
+    ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``; ``dp_rank_N``, ``stage_N`` and ``hosts`` come from
+    the metadata. ``bytes_N`` is the mean over steps, 0 where unknown. ``start_NT`` and ``end_NT`` are not a number
+    where a step lacks the operation. ``begin_s_T`` is when steps began on the trace's clock, ``step_s_T`` how long they
+    took. Of ``recorded`` steps ``dropped`` were left out because a rank is missing in them; ``lacking`` says it of
+    those that the trace has, "" without any.
     """
 
     name: str
@@ -48,6 +52,7 @@ class OperationMatrix:
     counted: bool
     ops: tuple[str, ...]
     ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
     op_N: Integers
     rank_N: Integers
     dp_rank_N: Integers
@@ -55,11 +60,13 @@ class OperationMatrix:
     group_N: Integers
     micro_batch_N: Integers
     chunk_N: Integers
+    peer_N: Integers
     position_N: Integers
     bytes_N: Integers
     start_NT: Array
     end_NT: Array
     iteration_T: Integers
+    begin_s_T: Array
     step_s_T: Array
     recorded: int
     dropped: int
@@ -73,6 +80,13 @@ class OperationMatrix:
         both = {k: v[np.ix_(here_N, chosen)] for k, v in vars(self).items() if k.endswith("_NT")}
         return replace(self, **of_operations, **of_steps, **both)
 
+    def set_back(self, ahead_s_R: Array) -> OperationMatrix:
+        """The matrix by other clocks: those of ranks that are ahead by so many seconds are set back."""
+        start_NT, end_NT = self.clock_2NT - ahead_s_R[self.rank_N, None]
+        begin_s_T, step_s_T = _steps(start_NT, end_NT, self.iteration_T)
+        moved = {"start_NT": start_NT - begin_s_T, "end_NT": end_NT - begin_s_T}
+        return replace(self, **moved, begin_s_T=begin_s_T, step_s_T=step_s_T)
+
     @property
     def steps(self) -> int:
         return len(self.iteration_T)
@@ -81,6 +95,22 @@ class OperationMatrix:
     def duration_NT(self) -> Array:
         """How long each operation took, 0 where a step does not have it."""
         return np.nan_to_num(self.end_NT - self.start_NT)
+
+    @property
+    def clock_2NT(self) -> Array:
+        """When each operation began and ended on the trace's clock, seconds."""
+        return np.stack([self.start_NT, self.end_NT]) + self.begin_s_T
+
+    def seconds_RT(self, which_N: NDArray[np.bool_]) -> Array:
+        """How long each rank is in some of the operations in each step, seconds."""
+        seconds_RT = np.zeros((len(self.ranks), self.steps))
+        np.add.at(seconds_RT, self.rank_N[which_N], self.duration_NT[which_N])
+        return seconds_RT
+
+    @property
+    def is_interrupted_RT(self) -> NDArray[np.bool_]:
+        """Which ranks have a checkpoint or the like in which steps."""
+        return self.seconds_RT(self.is_op(*INTERRUPTIONS)) > 0.0
 
     @property
     def stage_R(self) -> Integers:
@@ -154,19 +184,20 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
         raise InputError(
             f"trace of {name}: {operations} different operations in {steps} steps; allowed: at most {MAX_CELLS} cells"
         )
-    begin_s_T, step_s_T = _steps(columns, iterations, at_T)
     start_NT, end_NT = np.full((operations, steps), np.nan), np.full((operations, steps), np.nan)
-    start_NT[operation, at_T] = columns["start_s"] - begin_s_T[at_T]
-    end_NT[operation, at_T] = columns["end_s"] - begin_s_T[at_T]
+    start_NT[operation, at_T], end_NT[operation, at_T] = columns["start_s"], columns["end_s"]
     place_N = np.bincount(operation, columns["seq"]) / np.bincount(operation)
     order = np.lexsort((place_N, columns["rank"][first]))
-    taken = {key: columns[key][first][order].astype(np.int64) for key in columns}
-    start_NT, end_NT = start_NT[order], end_NT[order]
+    columns["bytes"][first] = np.rint(np.bincount(operation, columns["bytes"]) / np.bincount(operation))
+    taken: dict[str, Any] = {key: columns[key][first][order].astype(np.int64) for key in _OF_OPERATION}
+    begin_s_T, step_s_T = _steps(start_NT, end_NT, iterations)
+    start_NT, end_NT = start_NT[order] - begin_s_T, end_NT[order] - begin_s_T
     _tell_apart(ops, taken, start_NT, end_NT)
     world_size, rank_step = _world_size(trace, ranks)
     before = trace.metadata.job.get("steps_left_out")  # when files of ranks were made into one trace
     before = before if type(before) is int and before > 0 else 0
     dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
+    hosts = trace.metadata.of_ranks("host")
     return OperationMatrix(
         name=name,
         source=trace.metadata.source,
@@ -175,18 +206,14 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
         counted="attempt" in trace.metadata.job,  # only they write that
         ops=ops,
         ranks=tuple(ranks.tolist()),
-        op_N=taken["op"],
-        rank_N=taken["rank"],
+        hosts=tuple(str(hosts.get(rank) or "") for rank in ranks.tolist()),
         dp_rank_N=dp_rank[taken["rank"]],
         stage_N=stage[taken["rank"]],
-        group_N=taken["group"],
-        micro_batch_N=taken["micro_batch"],
-        chunk_N=taken["chunk"],
-        position_N=taken["position"],
-        bytes_N=taken["bytes"],
+        **{f"{key}_N": taken[key] for key in _OF_OPERATION},
         start_NT=start_NT,
         end_NT=end_NT,
         iteration_T=iterations.astype(np.int64),
+        begin_s_T=begin_s_T,
         step_s_T=step_s_T,
         recorded=recorded + before,
         dropped=recorded + before - steps,
@@ -208,7 +235,7 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int,
 
 
 def _absorbed(columns: dict[str, NDArray[Any]], ops: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which rows are left when a moment of compute right before a delay counts as part of the delay, in place.
+    """Which rows are left when a moment of compute right before a delay moves behind it, to the rest, in place.
 
     Otherwise a rank's compute would be its second in steps with a delay and its first in those without.
     """
@@ -221,33 +248,56 @@ def _absorbed(columns: dict[str, NDArray[Any]], ops: tuple[str, ...]) -> NDArray
     together = (np.diff(columns["rank"][order]) == 0) & (np.diff(columns["iteration"][order]) == 0)
     at = np.flatnonzero(compute[:-2] & (op[1:-1] == ops.index(PACE_OP)) & compute[2:] & together[:-1] & together[1:])
     at = at[(end_s - start_s)[at] <= MOMENT * (end_s - start_s)[at + 2]]
-    columns["start_s"][order[at + 1]] = start_s[at]
+    until_s = start_s[at] + (end_s - start_s)[at + 1]
+    columns["start_s"][order[at + 1]], columns["start_s"][order[at + 2]] = start_s[at], until_s
+    columns["end_s"][order[at + 1]] = until_s
     kept[order[at]] = False
     return kept
 
 
 def _operations(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
     """Each row's operation, and each operation's first row; adds the column ``position`` among its like in a step."""
-    key, keys = columns["rank"].astype(np.int64), int(columns["rank"].max(initial=0)) + 1
-    for name in ("op", "group", "micro_batch", "chunk"):
-        value = columns[name].astype(np.int64)
-        low, high = int(value.min(initial=0)), int(value.max(initial=0))
-        if keys * (high - low + 1) >= 1 << 40:  # dense, so that no product can overflow
-            distinct, key = np.unique(key, return_inverse=True)
-            keys = len(distinct)
-        key, keys = key * (high - low + 1) + (value - low), keys * (high - low + 1)
-    order = np.lexsort((columns["seq"], key, at_T))
-    fresh = np.ones(len(key), np.bool_)
-    fresh[1:] = (key[order][1:] != key[order][:-1]) | (at_T[order][1:] != at_T[order][:-1])
-    row = np.arange(len(key))
-    columns["position"] = np.empty(len(key), np.int64)
-    columns["position"][order] = row - np.maximum.accumulate(np.where(fresh, row, 0))
-    positions = int(columns["position"].max(initial=0)) + 1
-    if keys * positions >= 1 << 62:
-        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
-    key = key * positions + columns["position"]
-    _, first, operation = np.unique(key, return_index=True, return_inverse=True)
+    like = _joined(*(columns[name] for name in ("rank", "op", "group", "micro_batch", "chunk", "peer")))
+    columns["position"] = _places(like, at_T, columns["seq"])
+    _, first, operation = np.unique(_joined(like, columns["position"]), return_index=True, return_inverse=True)
+    if len(first) * (int(at_T.max(initial=0)) + 1) > len(like):
+        columns["position"] = _by_size(columns, at_T, np.unique(like, return_inverse=True)[1], first)
+        _, first, operation = np.unique(_joined(like, columns["position"]), return_index=True, return_inverse=True)
     return operation.astype(np.int64), first.astype(np.int64)
+
+
+def _by_size(columns: dict[str, NDArray[Any]], at_T: Integers, like: Integers, first: Integers) -> Integers:
+    """Positions where steps lack operations: a size tells which ones are there, unless sizes vary by themselves."""
+    sized = _joined(like, np.unique(columns["bytes"], return_inverse=True)[1])
+    sized = _joined(sized, _places(sized, at_T, columns["seq"]))
+    _, one, of_size = np.unique(sized, return_index=True, return_inverse=True)
+    place = np.zeros(len(one), np.int64)  # in a step that has all of its like
+    np.maximum.at(place, of_size, columns["position"])
+    several = one[np.unique(_joined(like[one], place), return_index=True)[1]]
+    by_place, by_size, at_places = (np.bincount(like[rows]) for rows in (first, one, several))
+    is_told = (by_place == by_size) & (by_size == at_places)
+    return np.where(is_told[like], place[of_size], columns["position"])
+
+
+def _joined(*columns: NDArray[Any]) -> Integers:
+    """A number for each different row of some columns."""
+    key, keys = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low, high = int(column.min(initial=0)), int(column.max(initial=0))
+        if keys * (high - low + 1) >= 1 << 62:  # dense, so that no product can overflow
+            key = np.unique(key, return_inverse=True)[1]
+            keys = int(key.max(initial=0)) + 1
+        key, keys = key * (high - low + 1) + (column.astype(np.int64) - low), keys * (high - low + 1)
+    return key
+
+
+def _places(key: Integers, at_T: Integers, seq: NDArray[Any]) -> Integers:
+    """Which one each row is, in order, among those of its step with the same key."""
+    order, row, place = np.lexsort((seq, key, at_T)), np.arange(len(key)), np.empty(len(key), np.int64)
+    fresh = np.ones(len(key), np.bool_)
+    fresh[1:] = (np.diff(key[order]) != 0) | (np.diff(at_T[order]) != 0)
+    place[order] = row - np.maximum.accumulate(np.where(fresh, row, 0))
+    return place
 
 
 def _tell_apart(ops: tuple[str, ...], operations: dict[str, Integers], start_NT: Array, end_NT: Array) -> None:
@@ -271,11 +321,9 @@ def _tell_apart(ops: tuple[str, ...], operations: dict[str, Integers], start_NT:
             start_NT[n, instead_T] = end_NT[c, instead_T]
 
 
-def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Integers) -> tuple[Array, Array]:
+def _steps(start_NT: Array, end_NT: Array, iterations: Integers) -> tuple[Array, Array]:
     """When each step began and how long it took: from the end of the one before, where the trace has that one."""
-    begin_s, end_s = np.full(len(iterations), np.inf), np.full(len(iterations), -np.inf)
-    np.minimum.at(begin_s, at_T, columns["start_s"])
-    np.maximum.at(end_s, at_T, columns["end_s"])
+    begin_s, end_s = np.fmin.reduce(start_NT), np.fmax.reduce(end_NT)
     follows = (np.diff(iterations) == 1) & (end_s[:-1] < end_s[1:])
     begin_s[1:] = np.where(follows, end_s[:-1], begin_s[1:])
     return begin_s, end_s - begin_s
@@ -300,3 +348,20 @@ def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:
     said = trace.metadata.of_ranks(key)
     known = ((i, said.get(rank)) for i, rank in enumerate(ranks.tolist()))
     return np.array([one if type(one) is int else 0 if key == "stage" else i for i, one in known], np.int64)
+
+
+def meetings(matrix: OperationMatrix) -> list[list[int]]:
+    """Operations that begin together, each set of two or more."""
+    sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    forward, backward = (matrix.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
+    sends, stages = matrix.is_op("forward-send", "backward-send"), int(matrix.stage_N.max()) + 1
+    is_barrier = matrix.is_op(BARRIER_OP)
+    for n in np.flatnonzero((matrix.group_N >= 0) | is_barrier).tolist():
+        like = (matrix.op_N, matrix.group_N, matrix.micro_batch_N, matrix.chunk_N, matrix.position_N)
+        sets["group", *(int(x[n]) for x in like)].append(n)
+    for n in np.flatnonzero((forward | backward) & (matrix.micro_batch_N >= 0)).tolist():
+        place = max(int(matrix.chunk_N[n]), 0) * stages + int(matrix.stage_N[n])
+        border = place if bool(forward[n]) == bool(sends[n]) else place - 1
+        place_in = (matrix.dp_rank_N, matrix.micro_batch_N, matrix.position_N)
+        sets["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
+    return [operations for operations in sets.values() if len(operations) > 1]
