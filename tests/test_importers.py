@@ -309,6 +309,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
         (b"\x1f\x8bno gzip", "damaged gzip file: Compressed file ended before"),
         (b"", "rank_0: empty; allowed: "),
         (b"some text\n", "rank_0: unknown format; allowed: "),
+        (b"<!DOCTYPE html>\n<p>step 1 time: 5 ms\n" * 9, "rank_0: an HTML page; allowed: "),
         (b"some\0bytes\n", "rank_0: unknown format; allowed: "),
     ],
 )
