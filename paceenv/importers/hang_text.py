@@ -169,8 +169,8 @@ class HangText:
             named = [name_ranks(ranks)] * bool(ranks) + [who for who in ended if not who.startswith("rank ")]
             ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
         first = f"{self._first} first; " if self._first in self._exits and len(by_code) > 1 else ""
-        ranks = [who for who in exits if who.startswith("rank ")]
-        one = self._first or (ranks[0] if len(ranks) == 1 else "")
+        known = [who for who in exits if who.startswith("rank ")]
+        one = self._first or (known[0] if len(known) == 1 else "")
         raised = f"; {one} raised {self._raised[one]}" if one in self._raised else ""
         died = (f"the job died: {first}{'; '.join(ends[:4])}{raised}",) if ends else ()
         stuck = (
