@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ def select_policy(text: str, cluster: Cluster, known: Sequence[str] = NAMES) -> 
         return named
     if text == names.AHEAD:
         return Clairvoyant()
+    path, of_file, name = text.rpartition(".py:")
+    if of_file and Path(f"{path}.py").is_file():
+        raise InputError(f"policy {text}: a path; allowed: a module, from its folder: {Path(path).name}:{name}")
     return _own_policy(text) if names_class(text) else names.find(text, (*known, "module:Class"))[1].policy
 
 

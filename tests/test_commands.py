@@ -106,12 +106,15 @@ def test_evaluate_pairs_policies_on_a_suite() -> None:
     cases = [case.name for case in load_suite("nulls").only(["validation"]).cases]
     assert {row["policy"] for row in rows} == {"passive", "static", "paper"}
     assert {row["cluster"] for row in rows} == set(cases)
+    assert [row["policy"] for row in answer["means"]] == ["passive", "static", "paper"]
     for row in rows:
         assert set(row) == {
             *("suite", "cluster", "ranks", "split", "null", "policy"),
-            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed", "gap_ci95", "tenants_gain", "limits"),
+            *("throughput_gain", "ci95", "gains", "cv", "cv_passive", "gap_closed", "gap_ci95"),
+            *("tenants_gain", "limits"),
         }
         assert row["limits"] == asdict(LIMITS)
+        assert sum(row["gains"]) / 4 == pytest.approx(row["throughput_gain"])
         assert (row["suite"], row["split"], row["null"], row["gap_closed"]) == ("nulls", "validation", True, None)
         low, high = row["ci95"]
         assert low <= row["throughput_gain"] <= high

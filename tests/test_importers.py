@@ -213,6 +213,18 @@ def test_who_is_late_in_a_profile_of_the_cpu(tmp_path: Path, world: int, blocks:
     assert found.causes[0].lost_s == pytest.approx(0.03, rel=0.1)
 
 
+def test_threads_of_a_busy_host_end_late_and_another_run_is_refused(tmp_path: Path) -> None:
+    """Ends of the same collectives lie far apart then, but none ends before all ranks have begun it."""
+    one, two, other = (gloo_profile(rank, 2, late_us, blocks=False) for rank, late_us in ((0, 0), (1, 0), (1, 90e3)))
+    for rank, profile in enumerate((one, two)):
+        for k, event in enumerate(e for e in profile["traceEvents"] if e["name"] == "gloo:all_reduce"):
+            event["dur"] += 40e3 * ((k // 2) % 2 == rank)
+    files = written(tmp_path, {"rank0.json": one, "rank1.json": two, "rank1-other.json": other})
+    assert len(set(load_traces(files[:2])[0].column("iteration").tolist())) == 6
+    with pytest.raises(InputError, match="these are not the same collectives"):
+        load_traces([files[0], files[2]])
+
+
 RANKS_BY_NAME = {
     "rank3.json": 3, "iter_100_rank3.json": 3, "trainer0_iter20_rank1.json": 1, "worker2.1700000000.pt.trace.json": 2,
     "node7_r12.json.gz": 12, "R-4.json": 4, "server12_4711.1700000000.pt.trace.json": None, "iter_100.json": None,
@@ -297,6 +309,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
         (b"\x1f\x8bno gzip", "damaged gzip file: Compressed file ended before"),
         (b"", "rank_0: empty; allowed: "),
         (b"some text\n", "rank_0: unknown format; allowed: "),
+        (b"<!DOCTYPE html>\n<p>step 1 time: 5 ms\n" * 9, "rank_0: an HTML page; allowed: "),
         (b"some\0bytes\n", "rank_0: unknown format; allowed: "),
     ],
 )

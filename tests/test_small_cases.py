@@ -223,9 +223,11 @@ TEXTS: dict[str, tuple[Any, ...]] = {
         ("the watchdog of ranks 0-1 got stuck".capitalize(), "cannot be told"),
     ),
     "who failed first": (
+        "[rank1]: RuntimeError: no such file\n[rank3]: RuntimeError: closed by peer\n"
         f"[1]:\n{BLOCK.format(3, 1)}[2]:\n{BLOCK.format(0, -9)}Root Cause (first observed failure):\n[0]:\n"
         + BLOCK.format(1, 1),
-        ("died: rank 1 first; ranks 1, 3 ended with exit code 1", "-9 (SIGKILL)"),
+        ("died: rank 1 first; ranks 1, 3 ended with exit code 1", "-9 (SIGKILL); rank 1 raised RuntimeError: no such"),
+        "closed by peer",
     ),
     "a word about codes": (f"{STEPS}the subprocess returned code 2 questions\n", (), "died"),
     "out of memory": (f"{STEPS}srun: error: node012: task 3: Out Of Memory\n", ("task 3 ended with Out Of",)),

@@ -223,8 +223,8 @@ class RankSet:
         if self.reasons:
             return unknown(self.reasons[0])
         if not least_s <= TOO_NOISY_SHARE * self.step_s:
-            limit = duration(least_s) if math.isfinite(least_s) else "any difference"
-            return unknown(f"too noisy to identify less than {limit}")
+            limit = f"no more than {duration(least_s)} late, as far as can be told"
+            return unknown(limit if math.isfinite(least_s) else "too few steps to tell whether it is late")
         like = [p for p in self.compared if p != place and self._stages.get(p) == self._stages.get(place)]
         later_s = self._own_s[place] - max((self._own_s[p] for p in like), default=math.inf)
         if later_s > max(least_s, FLOOR_S):

@@ -144,7 +144,8 @@ def _described(
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
-        raise InputError(f"{error}; or, from {MIN_STEPS} steps on, paceenv calibrate --program") from None
+        instead = f"from {MIN_STEPS} steps on, paceenv calibrate FILES --program -o program.yaml"
+        raise InputError(f"{error}; or, {instead}") from None
     fit, notes = fit_as(stamps), list[str]()
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS}")

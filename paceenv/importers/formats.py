@@ -49,8 +49,9 @@ def find_format(path: str | Path) -> Format:
         if '"traceEvents"' not in text and ('"entries"' in text or _DUMP_KEYS.search(text)):
             return "flight recorder"
         return "profile" if _PROFILE_KEYS.search(text) else "text"
-    if not text or "\0" in text:
-        raise InputError(f"{path}: {'unknown format' if text else 'empty'}; {ALLOWED}")
+    is_page = text[:14].lower().startswith(("<!doctype html", "<html"))
+    if not text or "\0" in text or is_page:
+        raise InputError(f"{path}: {'an HTML page' if is_page else 'unknown format' if text else 'empty'}; {ALLOWED}")
     return "text"
 
 

@@ -35,6 +35,7 @@ _CODE: Final = re.compile(
 )
 _SIGNAL: Final = re.compile(r"(?:on|by|[Cc]aught) signal (\d{1,2})\b(?!\.)|\b(SIG(?:ABRT|KILL|SEGV|BUS|FPE|ILL))\b")
 _OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory|CUDA out of memory|Segmentation fault|Bus error")
+_RAISED: Final = re.compile(r"[\w.]{0,100}(?:Error|Exception|Interrupt)(?:: .{1,200}|$)")
 _WHO: Final = re.compile(r"(?<![a-z])((?:local[_ ])?rank|task|process rank)s?\W{1,5}(\d{1,7})\b", re.IGNORECASE)
 _WHO_ABOVE: Final = re.compile(r"^\W{0,12}rank\W{1,12}(\d{1,7})\b")
 _ABOVE: Final = 6
@@ -77,6 +78,7 @@ class HangText:
         self._first = ""
         self._frames: dict[int, list[str]] = defaultdict(list)
         self._exits: dict[str, str] = {}
+        self._raised: dict[str, str] = {}
         self._ras: list[str] = []
         self._path = Path()
 
@@ -133,6 +135,8 @@ class HangText:
 
     def _death(self, text: str, rank: int | None, above: str) -> None:
         """An exit code or a signal, and whose it is: by a tag, in the same line, or in a line above."""
+        if rank is not None and (raised := _RAISED.match(text)) is not None:
+            self._raised[f"rank {rank}"] = raised[0]
         code, caught, other = _CODE.search(text), _SIGNAL.search(text), _OTHER_END.search(text)
         if not (code or caught or other):
             return
@@ -165,7 +169,10 @@ class HangText:
             named = [name_ranks(ranks)] * bool(ranks) + [who for who in ended if not who.startswith("rank ")]
             ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
         first = f"{self._first} first; " if self._first in self._exits and len(by_code) > 1 else ""
-        died = (f"the job died: {first}{'; '.join(ends[:4])}",) if ends else ()
+        known = [who for who in exits if who.startswith("rank ")]
+        one = self._first or (known[0] if len(known) == 1 else "")
+        raised = f"; {one} raised {self._raised[one]}" if one in self._raised else ""
+        died = (f"the job died: {first}{'; '.join(ends[:4])}{raised}",) if ends else ()
         stuck = (
             f"the watchdog of {name_ranks(self._stuck)} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), "
             "does not return on the host; no collective is named, and which rank it began with cannot be told",

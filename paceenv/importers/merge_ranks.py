@@ -96,9 +96,9 @@ def merge_ranks(timelines: list[Timeline], name: str) -> Merged:
     name_groups(steps_of, common, _world_size(timelines))
     met = find_meetings(steps_of)
     fill_sizes(met)
-    error_s, shared = ends_apart(met)
+    error_s, early_s, shared = ends_apart(met)
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    if error_s > _TOO_FAR * step_s:
+    if error_s > _TOO_FAR * step_s and early_s > 0.0:  # on a busy host threads end late, but none before all begin
         raise InputError(
             f"{name}: collectives of the same group and place end up to {duration(error_s)} apart on any "
             f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "

@@ -138,11 +138,17 @@ def find_meetings(steps_of: Steps) -> Meetings:
     return met
 
 
-def ends_apart(met: Meetings) -> tuple[float, int]:
-    """How far ends of shared collectives lie from their middle, s, in nine of ten; and how many collectives are."""
-    ends = [[c.end_s for c in of.values()] for (_, group, *_), of in met.items() if group and len(of) > 1]
+def ends_apart(met: Meetings) -> tuple[float, float, int]:
+    """In nine of ten shared collectives, s: how far ends lie from their middle, and first ends before last begins.
+
+    The last number says how many collectives are shared.
+    """
+    shared = [list(of.values()) for (_, group, *_), of in met.items() if group and len(of) > 1]
+    ends = [[c.end_s for c in members] for members in shared]
     apart = [max(abs(np.array(end_s) - np.median(end_s))) for end_s in ends]
-    return (float(np.quantile(apart, 0.9)) if apart else 0.0), len(apart)
+    early = [max(c.start_s for c in members) - min(c.end_s for c in members) for members in shared]
+    error_s, early_s = (float(np.quantile(some or [0.0], 0.9)) for some in (apart, early))
+    return error_s, early_s, len(shared)
 
 
 def name_groups(steps_of: Steps, common: list[int], world_size: int) -> None:

@@ -80,7 +80,7 @@ class Examination:
             is_slow = late and late[0] in (self.baseline.slow or ())
             if is_slow and causes and causes[0].cause == SLOW_RANK and not self.baseline.unexplained_s:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
-            stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
+            stands = answer.diagnosis.ended or answer.diagnosis.refused
             if self.verdict.claim in {"helps", "is open"} and not stands and len(self.paths) == 1:
                 steps.append(f"paceenv train --job {words} -o runs/mine")
         if answer.matrix is not None:

@@ -124,7 +124,7 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
     if change.replaced and cluster.program is not None and cluster.program.has_own_ranks:
         raise InputError(
             f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: a "
-            "program whose ranks all do the same"
+            "program whose ranks all do the same; what a slow rank costs, paceenv diagnose says of the trace"
         )
     assignments: list[str] = []
     if change.nodes not in (None, job.nodes):

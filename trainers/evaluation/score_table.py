@@ -75,7 +75,7 @@ def _cells(score: Score, name: str) -> tuple[str, ...]:
 
 
 def as_json(result: SuiteResult, compared: Sequence[str]) -> dict[str, Any]:
-    """The table as plain data, a row a cluster and policy, and the differences between the policies compared."""
+    """The table as plain data, a row per cluster and policy, their means, and the differences of those compared."""
     rows, names = [], labels(result.policies)
     for case in result.suite.cases:
         passive, ranks = result.score("passive", case), case.load().ranks
@@ -88,18 +88,26 @@ def as_json(result: SuiteResult, compared: Sequence[str]) -> dict[str, Any]:
                     "ranks": ranks,
                     "split": case.split,
                     "null": case.null_case,
-                    "policy": names[policy],
-                    "throughput_gain": score.gain,
-                    "ci95": list(score.gain_ci95),
-                    "cv": score.cv,
+                    **_as_row(score, names),
+                    "gains": result.gain_E(policy, case).tolist(),
                     "cv_passive": passive.cv,
                     "tenants_gain": score.tenants_gain,
-                    "gap_closed": score.gap_closed.value if score.gap_closed else None,
-                    "gap_ci95": list(score.gap_closed[1:]) if score.gap_closed else None,
                     "limits": asdict(result.suite.limits),
                 }
             )
-    return {"rows": rows, "paired": differences(result, compared)}
+    means = [_as_row(result.total(policy), names) for policy in result.policies]
+    return {"rows": rows, "means": means, "paired": differences(result, compared)}
+
+
+def _as_row(score: Score, names: dict[str, str]) -> dict[str, Any]:
+    return {
+        "policy": names[score.policy],
+        "throughput_gain": score.gain,
+        "ci95": list(score.gain_ci95),
+        "cv": score.cv,
+        "gap_closed": score.gap_closed.value if score.gap_closed else None,
+        "gap_ci95": list(score.gap_closed[1:]) if score.gap_closed else None,
+    }
 
 
 def gap(score: Score) -> str:

@@ -38,7 +38,7 @@ with warnings.catch_warnings():
 
 import paceenv
 from paceenv.trainers.sweep.sweep_config import Static, SweepConfig, TrainingSweep
-from paceenv.trainers.sweep.sweep_results import MODES, TUNE, last_line
+from paceenv.trainers.sweep.sweep_results import DECISIONS, MODES, TUNE, last_line
 from paceenv.trainers.sweep.trainables import (
     StaticTask,
     StaticTrial,
@@ -143,7 +143,8 @@ def _tuner(config: SweepConfig, task: StaticTask | TrainingTask, trainable: Any,
     search: Any = BasicVariantGenerator(random_state=config.seed)
     scheduler: TrialScheduler | None = None
     checkpoints: dict[str, Any] = {"checkpoint_at_end": False}
-    callbacks = [Recorder(), Progress(f"sweep {config.name}")]
+    decisions = 1 if isinstance(task, StaticTask) else task.train.total_timesteps
+    callbacks = [Recorder(), Progress(f"sweep {config.name}", decisions)]
     if isinstance(task, StaticTask):
         space, num_samples = static_space(task.static), 1  # of the whole grid
         if task.static.optuna is not None:
@@ -250,17 +251,17 @@ class Recorder(LoggerCallback):  # type: ignore[misc]
 
 
 class Progress(tune.Callback):  # type: ignore[misc]
-    """One line of progress; begun in :meth:`setup`, as Tune pickles callbacks before that."""
+    """One line of progress, by decisions; begun in :meth:`setup`, as Tune pickles callbacks before that."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._open = name, contextlib.ExitStack()
+    def __init__(self, name: str, decisions: int) -> None:
+        self._name, self._decisions, self._open = name, decisions, contextlib.ExitStack()
 
     def setup(self, *, total_num_samples: int | None = None, **info: Any) -> None:
         title = f"{self._name}, {total_num_samples} trials"
         self._done = self._open.enter_context(output.progress(title, total_num_samples))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        self._done(sum(trial.is_finished() for trial in trials))
+        self._done(sum(t.is_finished() or t.last_result.get(DECISIONS, 0) / self._decisions for t in trials))
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         output.say(f"trial {int(_number(trial))} begins again: {last_line(Path(trial.error_file))}")

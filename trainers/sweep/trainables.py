@@ -142,7 +142,8 @@ class TrainingTask:
         base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
         train = _changed(base, sweep.set, f"{sweep.train}, set")
         if train.selection is None:
-            raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
+            allowed = "a training config with a section selection, such as ppo"
+            raise InputError(f"train: {sweep.train}: has no selection, which scores the trials; allowed: {allowed}")
         if sweep.asha is not None and sweep.asha.grace_period > train.total_timesteps:
             asked, most = sweep.asha.grace_period, train.total_timesteps
             raise InputError(f"asha.grace_period = {asked}; allowed: at most {most}, the decisions of a training")

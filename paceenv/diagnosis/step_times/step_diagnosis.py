@@ -118,7 +118,7 @@ class StepDiagnosis:
         shown = f"removing all variation would gain at most {most} % [{low} to {high} %] of throughput"
         if self.findings:
             first = self.findings[0]
-            gain = f"; removing all variation would gain at most {most} % of throughput"
+            gain = f"; removing all variation would gain at most {most} % of throughput in the mean of this log"
             text = first.text + gain * (first.kind not in {"rank", "part"})  # which are more than variation
             return text, first.next_step or f"to see who waits for whom in every step: {RECORD}"
         if self.rounding_share > _ROUNDED:

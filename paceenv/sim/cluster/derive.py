@@ -220,7 +220,8 @@ class ClusterMix:
             if (other.ranks, other.groups) != (first.ranks, first.groups):
                 raise InputError(
                     f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
-                    f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
+                    f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch. "
+                    "Make a batch for each; NativeVecEnv takes several"
                 )
             if shape_of(other) != shape_of(first):
                 raise InputError(
