@@ -276,6 +276,10 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
             "rank 1 raised ValueError: no luck (train.py:7), after 160 iterations; after it, rank 0 raised, too",
         ),
         (
+            {0: {"ended": "RuntimeError: Timed out waiting 25000ms"}, 1: {"ended": "SIGTERM"}},
+            "ranks 1-3 raised nothing, and the others waited in vain: look there first",
+        ),
+        (
             {2: {"final": False, "unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
             "rank 2 left no last word, as one does that SIGKILL",
         ),

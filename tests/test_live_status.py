@@ -71,6 +71,9 @@ def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
     statuses = RunFolder(tmp_path).statuses(ATTEMPT)
     for said in (capsys.readouterr().out, summarise(statuses)):
         assert "no step has ended for 41" in said
+    ended = silent([one | {"final": True, "ended": "SIGTERM"} for one in statuses])
+    assert ended == ["the last step ended 41 s before the job did: it hung, evaluated or saved"]
+    assert silent([one | {"final": True} for one in statuses]) == [], "a job may evaluate at its end"
     assert silent([one | {"still_s": 20.0} for one in statuses]) == []
     assert silent([one | {"step": {"p99_s": 5.0}} for one in statuses]) == []
 

@@ -22,6 +22,8 @@ RESTART = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
 )
 UNHEARD = "nothing heard for"
+IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by peer")
+"""In the exceptions of ranks that waited for another one."""
 STILL_STEPS = 10.0
 """Steps have stopped where none has ended for so many times the 99 % quantile, and for :data:`SILENT_S`."""
 LISTED = 4
@@ -78,6 +80,9 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
             lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
         after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
+        quiet = [int(s["rank"]) for s in snapshots if s not in raised]
+        if quiet and not gone and all(any(words in text(s, "ended") for words in IN_VAIN) for s in raised):
+            lines.append(f"{name_ranks(quiet)} raised nothing, and the others waited in vain: look there first")
         how = "was interrupted:" if interrupted else "raised"
         lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
     return [*lines, RESTART] if gone or (raised and not interrupted) else lines
@@ -103,10 +108,15 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
         who, said = "the job is gone or cut off", f"{said} from any rank"
         said += f", for longer from {name_ranks(longer)}" * bool(longer)
     lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
-    heard = [s for s in snapshots if not (s.get("final") or s.get("gone") or is_silent(s, now_s))]
-    still_s = min(((number(s, "still_s") or 0.0) + (age_s(s, now_s) or 0.0) for s in heard), default=0.0)
-    if still_s > max([SILENT_S, *(STILL_STEPS * (number(s, "step", "p99_s") or 0.0) for s in heard)]):
-        lines.append(f"no step has ended for {duration(still_s)}: the job hangs, evaluates or saves")
+    heard = [s for s in snapshots if not (s.get("gone") or is_silent(s, now_s))]
+    still_s = [(number(s, "still_s") or 0.0) + (0.0 if s.get("final") else age_s(s, now_s) or 0.0) for s in heard]
+    longest_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
+    if min(still_s, default=0.0) > max(SILENT_S, STILL_STEPS * longest_s):
+        since = duration(min(still_s))
+        if not any(s.get("final") for s in heard):
+            lines.append(f"no step has ended for {since}: the job hangs, evaluates or saves")
+        elif any(text(s, "ended") for s in heard):
+            lines.append(f"the last step ended {since} before the job did: it hung, evaluated or saved")
     return lines
 
 
