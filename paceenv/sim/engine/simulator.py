@@ -7,6 +7,7 @@ commands above. Legend: E environments, R ranks, G groups, K tenants, T iteratio
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -253,9 +254,16 @@ class Simulator:
         kept = [np.empty((E, iterations, n)) for n in columns] if stamps else [_NO_STAMPS] * len(columns)
         out = Recording(step_ET, *kept)
         function = compiled.advance if program is None else compiled.advance_programs
-        if not compiled.is_ready(function):
+        collects = gc.isenabled() and not compiled.is_ready(function)
+        if collects:  # to search the compiler's many objects for garbage takes a sixth of its time
             _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
-        self._spread(function, which, R * iterations, (iterations, self.tables, self.state, settings, out), self._room)
+            gc.disable()
+        try:
+            given = iterations, self.tables, self.state, settings, out
+            self._spread(function, which, R * iterations, given, self._room)
+        finally:
+            if collects:
+                gc.enable()
         return out
 
     def _room(self, part: int) -> tuple[Any, ...]:
