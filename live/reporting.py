@@ -104,7 +104,7 @@ class Output:
             policy, known = loop.policy, loop.identity
             control = self._control.state() if self._control is not None else None  # before the mode, which follows it
             if self._newest[0] != loop.iterations:
-                self._newest = loop.iterations, time.time()
+                self._newest = loop.iterations, time.monotonic()
             trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
             return {
                 "schema": SCHEMA,
@@ -123,7 +123,7 @@ class Output:
                 "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
                 "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
-                "still_s": time.time() - self._newest[1] if self._newest[0] else 0.0,
+                "still_s": time.monotonic() - self._newest[1] if self._newest[0] and loop.hooks.active else 0.0,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
                 "groups": {

@@ -147,6 +147,20 @@ def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, mo
     assert agent.summary()["trace"]["dropped"] == loop.history.left_out
 
 
+def test_steps_have_stopped_only_for_an_agent_that_sees_them(group: None) -> None:
+    agent = live.attach(mode="observe")
+    try:
+        for _ in range(3):
+            agent.tick()
+        agent.summary()  # meets the newest iteration
+        time.sleep(0.02)
+        assert agent.summary()["still_s"] >= 0.02
+        agent._loop.detach("stopped by the kill file")
+        assert agent.summary()["still_s"] == 0.0
+    finally:
+        agent.detach()
+
+
 def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
