@@ -12,6 +12,7 @@ import time
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,6 +136,8 @@ def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.C
     assert {row["policy"] for row in json.loads(answer.read_text())["rows"]} == {"passive", *map(str, paths)}
     same = f"{paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
     assert same in printed, "they see the same noise"
+    assert f"{paths[1]}: mean gain where pacing may pay +" in printed
+    assert "2 seeds x 60 iterations" in printed
     shown, mean = drawn.read_text(), "policy: mean step"
     assert [shown.count(text) for text in ("<svg", "without pacing: mean step", mean)] == [3, 3, 6], "one a cluster"
     assert {row["policy"] for row in json_of("evaluate", paths[0], *options)["rows"]} == {"passive", "policy"}
@@ -146,13 +149,16 @@ def test_a_score_table_fits_a_screen_of_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     policies = ["static:phase_shift=0.05/0.05,stagger=0.5/0.2", "clairvoyant"]
-    assert application.run(["evaluate", *policies, "--suite", "demo", "--seeds", "2", "-i", "60"]) == 0
+    found = SimpleNamespace(best=lambda: policies[0])
+    monkeypatch.setattr(evaluate_command, "search_static", lambda *args: found)
+    assert application.run(["evaluate", "best-static", *policies, "--suite", "demo", "--seeds", "2", "-i", "60"]) == 0
     printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     for name, lines in ((" static:phase_shift=0.05/0.05,", 4), ("  stagger=0.5/0.2", 4), (" clairvoyant", 4)):
         assert [row[2:].partition("│")[0].rstrip() for row in rows].count(name) == lines, "whole"
     assert sum(bool(re.search(r"│ +[-+][\d.]+% \[[-+][\d.]+, [-+][\d.]+\] │", row)) for row in rows) == 8
     assert "In a wider window: tenants, CV, delay." in printed
+    assert f"\nbest-static is {policies[0]}\n" in printed
 
 
 def test_commands_that_need_a_trace_refuse_a_log(tmp_path: Path) -> None:

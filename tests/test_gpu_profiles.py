@@ -244,7 +244,7 @@ def test_who_arrives_last_and_why(h100: Merged) -> None:
         assert one.extra_s["host"] > 0.9 * np.mean(one.late_s)
         assert abs(one.extra_s["compute"]) < 0.1 * np.mean(one.late_s)
         assert next(iter(one.ranges)) == "Optimizer.step#NorMuon.step"
-    assert "waiting for its host" in late[1].text
+    assert "in these steps, up to the collectives that it is late to, its GPU is idle" in late[1].text
 
 
 @needs_h100
@@ -256,6 +256,7 @@ def test_a_page_says_once_how_late_a_rank_is(tmp_path: Path) -> None:
     assert text.count("rank 1 arrives last in 3 of 4 steps, by") == 1
     assert "Rank 1, why it arrives last: " in text
     assert "Most is waited for rank 1." in text
+    assert "on each device, mean of 4 steps" in text
     assert "2 complete iterations of its usual kind" in text
 
 

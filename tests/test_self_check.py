@@ -82,6 +82,17 @@ def test_time_that_no_operation_explains_has_no_cause() -> None:
     assert found.replay_error == pytest.approx(-0.4 / 2.4, abs=0.01)
 
 
+def test_a_rank_that_begins_its_step_before_the_others_is_told() -> None:
+    """The last piece of each step is longer on the rank whose first one is shorter in the next."""
+    rows = list[tuple[Any, ...]]()
+    for t in range(20):
+        for r in range(2):
+            begin_s, end_s = 1.4 * t + 0.3 * ((r + t) % 2), 1.4 * (t + 1) + 0.3 * ((r + t + 1) % 2)
+            rows += [(r, t, 0, "compute", -1, begin_s, 1.4 * t + 1.2), (r, t, 2, "compute", -1, 1.4 * t + 1.3, end_s)]
+            rows += [(r, t, 1, "all_reduce", 0, 1.4 * t + 1.2, 1.4 * t + 1.3)]
+    assert "some rank begins the mean step 285 ms before another has ended" in diagnose(trace_of(rows)).verdict
+
+
 def test_of_kinds_of_steps_that_take_turns_the_one_that_loses_most_is_diagnosed() -> None:
     """A second collective in every other step; rank 1 is late to it alone, by 0.3 s."""
     rows, at_s = list[tuple[Any, ...]](), 0.0

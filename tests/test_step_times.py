@@ -111,6 +111,15 @@ def test_warm_up_and_restarts_are_recognised() -> None:
     assert found.mean_s == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_first_value_of_part_of_a_step_is_not_the_fastest_one() -> None:
+    step_s = 1.0 + 0.01 * np.random.default_rng(15).normal(size=20)
+    step_s[0] = 0.2
+    found = diagnosed(step_s)
+    assert np.flatnonzero(found.ordinary.warm_up_V).tolist() == [0]
+    assert found.ceiling is not None
+    assert found.ceiling.high < 0.05
+
+
 def test_few_values_are_no_verdict() -> None:
     few = 1.0 + 0.02 * np.random.default_rng(13).normal(size=6)
     assert "too few" in diagnosed(few).verdict

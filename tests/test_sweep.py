@@ -118,7 +118,9 @@ def test_a_finished_sweep_leaves_what_people_look_at(
     assert application.run(["sweep", str(out), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["candidate"] == best["candidate"]
     assert application.run(["sweep", str(out)]) == 0
-    assert best["candidate"] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert best["candidate"] in shown
+    assert "means over 3 seeds x 60 iterations on each cluster of suite " in shown
     with pytest.raises(InputError, match=r"--set with a sweep's folder, .*; allowed: --json"):
         application.run(["sweep", str(out), "--set", "seed=1"])
 
@@ -235,6 +237,20 @@ def test_trials_share_the_validation_that_the_driver_has_found(tmp_path: Path, m
     sent = pickle.dumps(make_task(training_sweep(tmp_path, {"choice": [1e-3]})))
     monkeypatch.setattr(trainables, "Validation", None)
     assert pickle.loads(sent).validation == "found"
+
+
+def test_a_population_shows_the_last_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = training_sweep(tmp_path, {"loguniform": [1e-3, 1e-1]}, pbt={"perturbation_interval": 256})
+    config_files.write_yaml(tmp_path / CONFIG, config.model_dump(mode="json"))
+    _write(
+        tmp_path / "tune" / "all" / "00000",
+        "result.json",
+        json.dumps({"score": 0.5, "config": {"sb3.learning_rate": 0.01}}),
+    )
+    assert application.run(["sweep", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "candidate (last values)" in printed
+    assert "score: the median of 2 trainings, on the validation clusters of " in printed
 
 
 def test_the_examples_of_the_trainables_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,9 +122,10 @@ def test_a_training_stops_where_validation_no_longer_improves_and_keeps_its_best
     assert (tmp_path / "out" / "policy.safetensors").read_bytes() == before, "nothing left to train"
 
 
-def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
+def test_a_checkpoint_belongs_to_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = small(256)
     assert application.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
+    assert "policy.safetensors best-static --suite demo\n" in capsys.readouterr().err
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with pytest.raises(InputError, match=r"of another config \(seed = 0, now 5\)"):
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])

@@ -45,7 +45,8 @@ _WHY: Final[dict[Reason, tuple[str, str]]] = {
         "look at what its host did before: data loader, garbage collection, other processes",
     ),
     "host": (
-        "its GPU is idle {extra} a step more than its peers', waiting for its host{host}",
+        "in these steps, up to the collectives that it is late to, its GPU is idle {extra} more than its peers', "
+        "waiting for its host{host}",
         "launch less from the host (CUDA graphs, fewer and larger kernels), or free it: garbage collection, other "
         "processes and the clock of its CPU",
     ),

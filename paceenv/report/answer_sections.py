@@ -37,7 +37,9 @@ def answer_sections(
         told = answer.diagnosis.arrivals.late if answer.diagnosis is not None and answer.diagnosis.refused else ()
         said = {one.rank for one in told}  # by the headline, how late
         why = [sentence(one.why if one.rank in said else one.text) for one in answer.late_hosts]
-        sections.append(Section("Where a step's time went on each device", why, columns, rows))
+        count = len({one.iteration for one in activity})
+        title = f"Where a step's time went on each device, mean of {count} steps"
+        sections.append(Section(title, why, columns, rows))
     stands = any(hang.hangs for hang in answer.hangs)
     sections += [_steps(steps, [] if stands else [f"Next: {steps.next_step}"]) for steps in answer.steps]
     if stands:
@@ -118,7 +120,7 @@ def _step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
         meaning += f"; of it from outliers {steps.from_outliers:.2%}" * bool(steps.ordinary.outlier_V.any())
         table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
     for one in (*steps.findings[1:], *steps.minor):
-        table.append((one.kind, f"explains {one.explains:.0%}" if one.explains > 0.0 else "", one.text))
+        table.append((one.kind, f"{one.explains:.0%} of the variation" if one.explains > 0.0 else "", one.text))
     for name, part_V in [*steps.log.phases.items()][:12]:
         part_s = float(np.nanmean(part_V[steps.ordinary.steady_V]))
         table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.mean_s:.0%} of all time"))

@@ -62,15 +62,15 @@ def evaluate(
     for name in names:
         if name != "best-static":  # a wrong name is refused before anything is compiled
             select_policy(name, chosen.cases[0].load(), (*NAMES, "best-static"))
-    for i, name in enumerate(names):
-        if name == "best-static":
-            names[i] = search_static(chosen, "best static setting").best()
+    note = ""
+    if "best-static" in names:
+        best = search_static(chosen, "best static setting").best()
+        names, note = [best if name == "best-static" else name for name in names], f"best-static is {best}"
     result = compare(names, chosen, f"evaluate on {chosen.name}")
     for line in result.outside():
         output.say(line)
     if output.write_json(score_table.as_json(result, names), json_):
-        length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
-        score_table.show(result, names, f"{length}; {chosen.limits}")
+        score_table.show(result, names, note)
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 

@@ -133,7 +133,7 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[dict[str, 
 def show(result: SuiteResult, compared: Sequence[str], note: str = "") -> None:
     """Print the policies below each cluster, without columns that are empty or for which the screen has no room.
 
-    Below stand a note and the differences between those compared.
+    Below stand a note, the differences between those compared, and the two numbers of each that SCORES.md begins with.
     """
     columns, rows = ("policy", "gain [95 %]", "gap closed", "tenants", "CV", "delay"), list[tuple[str, ...]]()
     for cluster, of_cluster in groupby(cells(scores(result)), itemgetter(1)):
@@ -142,10 +142,17 @@ def show(result: SuiteResult, compared: Sequence[str], note: str = "") -> None:
             ends = f" [{interval.replace(' to ', ', ')}]" if interval else ""
             rows.append((" " + name.replace(",", ",\n  "), gain + ends, *more))  # where a long name may break
     kept = [c for c in range(len(columns)) if any(row[c] for row in rows)]
-    notes = [GAIN, *([GAP_CLOSED] if columns.index("gap closed") in kept else []), *([note] if note else [])]
+    suite, names = result.suite, labels(result.policies)
+    length = f"{suite.seeds} seeds x {suite.iterations} iterations, paired on common random numbers; {suite.limits}"
+    notes = [GAIN, *([GAP_CLOSED] if columns.index("gap closed") in kept else []), length, *([note] if note else [])]
     for one in differences(result, compared):
         gain, low, high = (f"{x:+z.2%}" for x in (one["throughput_gain"], *one["ci95"]))
         notes.append(f"{one['policy']} against {one['against']}, paired, {TOTAL}: {gain} [{low}, {high}]")
+    for policy in result.policies[1:]:
+        mean, ends, _, worst = _headline(result, policy)
+        ends = ends.replace(" to ", ", ")
+        said = (mean and f"mean gain where pacing may pay {mean} [{ends}]", worst and f"worst null {worst}")
+        notes.append(f"{names[policy]}: {', '.join(filter(None, said))}")
     shown = [[row[c] for c in kept] for row in rows]
     output.print_table(f"Suite {result.suite.name}", [columns[c] for c in kept], shown, "\n".join(notes), columns[3:])
 
@@ -198,15 +205,11 @@ def committed_page() -> str:
 
 def _section(result: SuiteResult, static: str) -> list[str]:
     """A split: its totals, and every cluster."""
-    suite, positive, nulls = result.suite, result.suite.of_kind(False), result.suite.of_kind(True)
-    lines = [f"## {suite.name}: {len(positive)} clusters where pacing may pay, {len(nulls)} nulls", ""]
+    suite = result.suite
+    positive, nulls = (len(suite.of_kind(is_null)) for is_null in (False, True))
+    lines = [f"## {suite.name}: {positive} clusters where pacing may pay, {nulls} nulls", ""]
     lines += [f"The best single static setting is `{static}`.", ""]
-    rows = list[tuple[str, ...]]()
-    for policy in result.policies:
-        total = result.total(policy, cases=positive)
-        ends = f"{total.gain_ci95[0]:+z.2%} to {total.gain_ci95[1]:+z.2%}"
-        name = "static" if policy == static else policy
-        rows.append((name, f"{total.gain:+z.2%}", ends, gap(total), _worst(result, policy, nulls)))
+    rows = [("static" if policy == static else policy, *_headline(result, policy)) for policy in result.policies]
     lines += markdown_table(("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows)
     lines.append("")
     for case in suite.cases:
@@ -216,6 +219,17 @@ def _section(result: SuiteResult, static: str) -> list[str]:
         of_case = [result.score(policy, case) for policy in result.policies]
         lines += [*markdown_table(COLUMNS, cells(of_case)), ""]
     return lines
+
+
+def _headline(result: SuiteResult, policy: str) -> tuple[str, str, str, str]:
+    """What a policy gains where pacing may pay, with the interval and the gap that it closes, and its worst null."""
+    positive, nulls = (result.suite.of_kind(is_null) for is_null in (False, True))
+    worst = _worst(result, policy, nulls) if nulls else ""
+    if not positive:
+        return "", "", "", worst
+    total = result.total(policy, cases=positive)
+    low, high = total.gain_ci95
+    return f"{total.gain:+z.2%}", f"{low:+z.2%} to {high:+z.2%}", gap(total), worst
 
 
 def _worst(result: SuiteResult, policy: str, cases: Sequence[Case]) -> str:

@@ -72,7 +72,8 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
         raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
     if is_shown:
         _show(Results.read(out))
-        output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{POLICY} --suite SUITE")
+        suite = config.static.suite if config.static else "held-out"
+        output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{POLICY} --suite {suite}")
 
 
 def _begin(out: Path, asked: dict[str, Any]) -> None:
@@ -88,6 +89,13 @@ def _show(results: Results) -> None:
     columns, rows = [COLUMNS[name] for name in results.objectives], [results.cells(row) for row in results.front()]
     of_all, end = ("", "") if results.is_finished else (f" of {results.asked}", ", unfinished")
     note = f"{len(results.candidates)}{of_all} candidates, {len(results.failed)} trials failed{end}"
-    output.print_table(f"sweep {results.config.name}: front", ["candidate", "trial", *columns], rows, note)
+    static, training, candidate = results.config.static, results.config.training, "candidate"
+    if static is not None:
+        length = f"{static.seeds} seeds x {static.iterations} iterations"
+        note += f"\nmeans over {length} on each cluster of suite {static.suite}, by the clusters' weights"
+    elif training is not None:
+        note += f"\nscore: the median of {training.seeds} trainings, on the validation clusters of {training.train}"
+        candidate += " (last values)" if training.pbt else ""
+    output.print_table(f"sweep {results.config.name}: front", [candidate, "trial", *columns], rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")

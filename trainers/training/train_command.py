@@ -16,6 +16,7 @@ from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import output
+from paceenv.ui.config_files import names
 from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import prepare_folder
 from paceenv.whatif.baseline import is_config, of_trace
@@ -84,7 +85,8 @@ def train(
         raise
     if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("what", "value"), [(k, str(v)) for k, v in summary.items()])
-        output.say(f"next: paceenv evaluate {summary['policy']} best-static --suite SUITE")
+        suite = resolved.name if resolved.name in names("suites") else "held-out"
+        output.say(f"next: paceenv evaluate {summary['policy']} best-static --suite {suite}")
 
 
 def _refuse_used(out: Path) -> None:

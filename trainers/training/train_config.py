@@ -86,7 +86,7 @@ class Selection(Config):
     """How a training run is scored while it runs: on validation clusters, every rank deciding for itself."""
 
     suites: list[str] = Field(
-        list(REPORTED), min_length=1, description="suites whose validation clusters score the policy"
+        list(REPORTED), min_length=1, description="suites whose validation clusters, and no others, score the policy"
     )
     every: int = Field(
         10, ge=1, description="rollouts between two evaluations; each evaluation also writes a checkpoint"

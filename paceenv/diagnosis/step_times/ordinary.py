@@ -113,7 +113,10 @@ def running_median(values: Array, window: int = WINDOW) -> Array:
 
 
 def _warm_up(step_s_v: Array, cuts: list[int]) -> int:
-    """How many values at the beginning of a run, whose levels end at ``cuts``, are slower than those that follow."""
+    """How many values at the beginning of a run, whose levels end at ``cuts``, are slower than those that follow.
+
+    Or its first one alone is shorter than all others: part of a step.
+    """
     most, begins = min(max(3, int(MAX_WARM_UP * len(step_s_v))), 100, len(step_s_v) // 3), 0
     if cuts[0] <= most and float(np.median(step_s_v[: cuts[0]])) > float(np.median(step_s_v[cuts[0] :])):
         begins, cuts = cuts[0], cuts[1:]  # a slow beginning that is short is none of its levels
@@ -122,7 +125,9 @@ def _warm_up(step_s_v: Array, cuts: list[int]) -> int:
     if most < 1:
         return begins
     usual_s = float(np.median(within))
-    slow = unlike_values(within, most)[:most] & (within[:most] > usual_s)
+    unlike = unlike_values(within, most)[:most]
+    slow = unlike & (within[:most] > usual_s)
+    slow[0] |= unlike[0] and within[0] < within[1:].min()
     compiled = np.flatnonzero(slow[:3] & (within[:most][:3] > _COMPILES * usual_s)) + 1
     return begins + max(int(np.argmin(slow)) if not slow.all() else most, int(np.max(compiled, initial=0)))
 
