@@ -21,7 +21,7 @@ MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 4.0, 2e-4, 64
 """What watching may take of the training thread's time in an iteration, on average. Where it takes more, one iteration
 in so many is watched. The first number counts in a young job and where a trace is written; later that share of a step,
 but no less than the second number, is enough: of short steps there are many."""
-HOST_US, DEVICE_US = (20.0, 2.0), (100.0, 13.0)
+HOST_US, DEVICE_US = (20.0, 6.0), (100.0, 13.0)
 """What it takes to watch an iteration, and each operation in it: with readings of the host's clock (DDP, from outside:
 docs/evidence/benchmarks.md), with CUDA events (measured on an H200: docs/evidence/gpu.md)."""
 ALL_WATCHED, YOUNG, LEAST_SHARE = 128, 1024, 64
