@@ -50,6 +50,8 @@ ONE_RANK: Final = 0.95
 """Share of the variance of all ranks' compute: one rank with more of it is the only one that varies."""
 MATTERS: Final = 0.1
 """Share of the slowest rank's excess; a rank with less is not called slow beside it."""
+LASTING_S: Final = 10.0
+"""Steps that took less together do not show that a rank is slow for long, seconds."""
 HIDDEN: Final = 0.5
 """Share of a cause's cost; if removing it would save less, the other causes hide it."""
 
@@ -197,7 +199,11 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         return Said(evidence, "ranks are unequal: give slower ones less work, or pair like with like")
     it, them = ("it has", "it") if len(clear) == 1 else ("they have", "them")
     find = f"find out why {name_ranks(clear)} took longer: clocks, the host, the data loader, or work that only {it}"
-    return Said(evidence, f"{find}; replace {them} if nothing else is found", ranks=clear)
+    recorded_s = float(matrix.step_s_T.sum())
+    then = f"replace {them} if nothing else is found"
+    if recorded_s < LASTING_S:
+        then = f"record longer to see whether it lasts, as all steps together took {duration(recorded_s)}"
+    return Said(evidence, f"{find}; {then}", ranks=clear)
 
 
 def _uneven_work(matrix: OperationMatrix, excess_s: Array, attribution: TimeAttribution, worst: int) -> Said | None:
