@@ -307,6 +307,52 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))
 
 
+TWO_BY_TWO = {0: (5, 3), 1: (4, 3), 2: (5, 4), 3: (5, 4)}
+"""What ranks in pairs started, with their neighbour and with every second rank: 0 and 3 wait for 1, and 2 for 0."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "started", "changed", "says"),
+    [
+        (
+            "ddp",
+            {0: (7,), 1: (6,), 2: (7,), 3: (7,)},
+            {},
+            "rank 1 has not started the collective that ranks 0, 2-3 wait in",
+        ),
+        (
+            "ddp",
+            {0: (7,), 1: (6,), 2: (6,), 3: (6,)},
+            {},
+            "ranks 1-3 have not started the collective that rank 0 waits in",
+        ),
+        ("ddp", {0: (7,), 1: (7,), 2: (7,), 3: (7,)}, {}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (None,), 3: (7,)}, {}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {"locality": {"device": "cuda:0"}}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {"world_size": 5}, ""),
+        ("tensor and data", TWO_BY_TWO, {}, "rank 1 has not started the collective that ranks 0, 3 wait in"),
+        ("tensor and data", {0: (5, 3), 1: (4, 4), 2: (4, 4), 3: (5, 3)}, {}, ""),  # in a circle
+        ("sends", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {}, ""),
+    ],
+)
+def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
+    shape: str, started: dict[int, tuple[int | None, ...]], changed: dict[str, Any], says: str
+) -> None:
+    sends = [Phase("recv", pairs(4)), Phase("all_reduce", all_of(4))]
+    snapshots = run(sends if shape == "sends" else SHAPES[shape](4), 4, iterations=64)
+    for one in snapshots:
+        rank = one["rank"]
+        numbers = started[rank] * len(one["groups"]) if len(started[rank]) == 1 else started[rank]
+        groups = zip(one["groups"].values(), numbers, strict=True)
+        one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
+        one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
+    said, place = find(snapshots)["text"][0], " on node0 shows where "
+    assert said.startswith("no step has ended for 40 s; the longest before took ")
+    assert (f"; {says}: py-spy dump --pid 7" in said and place in said) if says else said.endswith("evaluates or saves")
+    ended = find([one | {"final": True, "ended": "SIGTERM"} for one in snapshots])["text"][0]
+    assert ("had not started the collective that" in ended) == bool(says)
+
+
 # The page of a run
 
 

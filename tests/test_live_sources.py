@@ -155,6 +155,8 @@ def test_steps_have_stopped_only_for_an_agent_that_sees_them(group: None) -> Non
         agent.summary()  # meets the newest iteration
         time.sleep(0.02)
         assert agent.summary()["still_s"] >= 0.02
+        distributed.all_reduce(torch.ones(1))
+        assert agent.summary()["still_s"] < 0.02, "an evaluation, perhaps"
         agent._loop.detach("stopped by the kill file")
         assert agent.summary()["still_s"] == 0.0
     finally:

@@ -24,8 +24,9 @@ RESTART = (
 UNHEARD = "nothing heard for"
 IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by peer")
 """In the exceptions of ranks that waited for another one."""
-STILL_STEPS = 10.0
-"""Steps have stopped where none has ended for so many times the 99 % quantile, and for :data:`SILENT_S`."""
+STILL_S, STILL_STEPS = 5.0, 10.0
+"""Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
+before; :data:`SILENT_S` is always long enough for the first and the last."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -109,15 +110,34 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
         said += f", for longer from {name_ranks(longer)}" * bool(longer)
     lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
     heard = [s for s in snapshots if not (s.get("gone") or is_silent(s, now_s))]
-    still_s = [(number(s, "still_s") or 0.0) + (0.0 if s.get("final") else age_s(s, now_s) or 0.0) for s in heard]
-    longest_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
-    if min(still_s, default=0.0) > max(SILENT_S, STILL_STEPS * longest_s):
-        since = duration(min(still_s))
-        if not any(s.get("final") for s in heard):
-            lines.append(f"no step has ended for {since}: the job hangs, evaluates or saves")
-        elif any(text(s, "ended") for s in heard):
-            lines.append(f"the last step ended {since} before the job did: it hung, evaluated or saved")
-    return lines
+    return [*lines, *filter(None, [_stopped(heard, now_s)])]
+
+
+def _stopped(heard: Sequence[Snapshot], now_s: float) -> str:
+    """That steps have stopped, and which rank the others wait for; "" where they have not."""
+    over = any(s.get("final") for s in heard)
+    aged_s = [0.0 if s.get("final") else age_s(s, now_s) or 0.0 for s in heard]
+    still_s = min(((number(s, "still_s") or 0.0) + one_s for s, one_s in zip(heard, aged_s, strict=True)), default=0.0)
+    usual_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
+    longest_s = max((number(s, "step", "longest_s") or 0.0 for s in heard), default=0.0)
+    patient_s = SILENT_S if over or not longest_s else min(max(STILL_S, longest_s), SILENT_S)
+    if still_s <= max(patient_s, STILL_STEPS * usual_s, *aged_s):  # statuses of different moments show no standstill
+        return ""
+    job, since = Job(heard), duration(still_s)
+    behind, waiting = job.held_up()
+    rank, others = job.names(behind), job.names(waiting)
+    if over:
+        why = f"; {rank} had not started the collective that {others} waited in" if behind else ""
+        said = f"the last step ended {since} before the job did{why or ': it hung, evaluated or saved'}"
+        return said * any(text(s, "ended") for s in heard)
+    said = f"no step has ended for {since}" + f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
+    if not behind:
+        return f"{said}: the job hangs, evaluates or saves"
+    has, it = ("has", "it") if len(behind) == 1 else ("have", "the first one")
+    waits, first = "waits" if len(waiting) == 1 else "wait", job.snapshots[behind[0]]
+    process, host = text(first, "locality", "process").rpartition(" ")[2], text(first, "host")
+    where = f"py-spy dump --pid {process} on {host} shows where {it} stands"
+    return f"{said}; {rank} {has} not started the collective that {others} {waits} in: {where}"
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
