@@ -370,6 +370,8 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
         "the agent itself took 20 µs of host time per iteration, 0.02 % of the step",
     ):
         assert line in said
+    assert "; with them the mean is 150 ms" in " ".join(said.split())
+    assert "steps of over 50 times the median took 33.5 % of the time, the longest 60 s" in said
 
 
 def test_a_page_stays_a_page_with_many_ranks() -> None:

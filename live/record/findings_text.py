@@ -11,7 +11,8 @@ import numpy as np
 
 from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
-from paceenv.core.wording import count, duration, name_ranks
+from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.live.record.history import STOPPED
 from paceenv.live.record.rank_sets import RankSet
 from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s
 from paceenv.live.record.side_by_side import Job, Wait
@@ -27,6 +28,8 @@ IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by 
 STILL_S, STILL_STEPS = 5.0, 10.0
 """Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
 before; :data:`SILENT_S` is always long enough for the first and the last."""
+STOPPED_SHARE = 0.02
+"""Stopped steps are told with the ranks where they took so much of the time."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -43,6 +46,10 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
+    most = max(job.snapshots, key=lambda s: stopped(s)[0])
+    if stopped(most)[0] >= STOPPED_SHARE:
+        share, longest = percent(stopped(most)[0]), duration(number(most, "stopped", "longest_s"))
+        lines.append(f"steps of over {STOPPED:g} times the median took {share} of the time, the longest {longest}")
     hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
     named = [job.ranks[place] for rank_set in sets for place in rank_set.named]
     lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
@@ -57,6 +64,14 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
     return [*lines, *([] if broke_off else ended)]
+
+
+def stopped(snapshot: Snapshot) -> tuple[float, float]:
+    """The share of a rank's time that stopped steps took, which are left out of its means; and the mean with them."""
+    steps, stops = number(snapshot, "regular") or 0.0, number(snapshot, "stopped", "count") or 0.0
+    stopped_s = number(snapshot, "stopped", "total_s") or 0.0
+    all_s = stopped_s + steps * (number(snapshot, "step", "mean_s") or 0.0)
+    return stopped_s / max(all_s, 1e-9), all_s / max(steps + stops, 1.0)
 
 
 def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
