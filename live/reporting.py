@@ -104,7 +104,7 @@ class Output:
             policy, known = loop.policy, loop.identity
             control = self._control.state() if self._control is not None else None  # before the mode, which follows it
             groups = list(loop.log.groups.values())[:MAX_GROUPS]
-            started = [group.counted() for group in groups]
+            started = [loop.log.started(group) for group in groups]
             if self._newest[0] != (now := (loop.iterations, started)):
                 self._newest = now, time.monotonic()
             trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}

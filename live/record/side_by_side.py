@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import LateRank
 from paceenv.core.wording import name_ranks, read_list
-from paceenv.live.observe.batch import POINT_TO_POINT
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -97,15 +96,14 @@ class Job:
     def held_up(self) -> tuple[list[int], list[int]]:
         """Places of the ranks that have not started a collective that others wait in, and of those others.
 
-        By what groups count; none where that cannot tell: on a GPU a host runs ahead of its device, and in a send a
-        rank waits, too. Ranks that are behind because they wait themselves are left out.
+        By what groups count; none where that cannot tell, as on a GPU, where a host runs ahead of its device. Ranks
+        that are behind because they wait themselves are left out.
         """
         used = {id(operation.group) for operation in self.operations}
         counts = [{p: n for p, n in zip(g.places, g.started, strict=True) if n is not None} for g in self.groups]
         if (
             self.missing
             or not used
-            or any(operation.op in POINT_TO_POINT for operation in self.operations)
             or any(text(s, "locality", "device") != "cpu" for s in self.snapshots)
             or any(len(of) < len(g.ranks) for g, of in zip(self.groups, counts, strict=True) if of or id(g) in used)
         ):

@@ -26,7 +26,7 @@ own         the step outside all blocking operations and delays, in ``blocks``: 
 collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``,
-            ``started`` (its collectives by now, as it counts itself; null if it does not)
+            ``started`` (collectives since the first tick, by its own count; null if members may not count alike)
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
 side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
             in those on other CUDA streams than the compute
