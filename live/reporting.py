@@ -125,7 +125,7 @@ class Output:
                 "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
                 "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
-                "still_s": time.monotonic() - self._newest[1] if loop.iterations and loop.hooks.active else 0.0,
+                "still_s": time.monotonic() - self._newest[1] if loop.iterations and loop.state != "off" else 0.0,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
                 "groups": {

@@ -344,11 +344,15 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
         groups = zip(one["groups"].values(), numbers, strict=True)
         one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
         one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
-    said, place = find(snapshots)["text"][0], " on node0 shows where "
-    assert said.startswith("no step has ended for 40 s; the longest before took ")
-    assert (f"; {says}: py-spy dump --pid 7" in said and place in said) if says else said.endswith("evaluates or saves")
-    ended = find([one | {"final": True, "ended": "SIGTERM"} for one in snapshots])["text"][0]
-    assert ("had not started the collective that" in ended) == bool(says)
+    said = find(snapshots)["text"][0]
+    assert said.startswith(
+        f"{says}: py-spy dump --pid 71 on node0 shows where " if says else "no step has ended for 40 s"
+    )
+    assert "no step has ended for 40 s; the longest before took " in said
+    for end, otherwise in (("SIGTERM", "the last step ended 40 s before"), ("RuntimeError: x", "rank 0 raised Runt")):
+        ended = find([one | {"final": True, "ended": end} for one in snapshots])["text"][0]
+        assert ended.startswith(otherwise) != ("had not started the collective that" in ended)
+        assert ended.startswith(otherwise) != bool(says)
 
 
 # The page of a run

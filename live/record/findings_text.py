@@ -142,9 +142,10 @@ def _stopped(heard: Sequence[Snapshot], now_s: float) -> str:
     behind, waiting = job.held_up()
     rank, others = job.names(behind), job.names(waiting)
     if over:
-        why = f"; {rank} had not started the collective that {others} waited in" if behind else ""
-        said = f"the last step ended {since} before the job did{why or ': it hung, evaluated or saved'}"
-        return said * any(text(s, "ended") for s in heard)
+        said, ends = f"the last step ended {since} before the job did", {text(s, "ended") for s in heard} - {""}
+        if ends and behind:
+            return f"{rank} had not started the collective that {others} waited in; {said}"
+        return f"{said}: it hung, evaluated or saved" if ends == {ASKED} else ""
     said = f"no step has ended for {since}" + f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
     if not behind:
         return f"{said}: the job hangs, evaluates or saves"
@@ -152,7 +153,7 @@ def _stopped(heard: Sequence[Snapshot], now_s: float) -> str:
     waits, first = "waits" if len(waiting) == 1 else "wait", job.snapshots[behind[0]]
     process, host = text(first, "locality", "process").rpartition(" ")[2], text(first, "host")
     where = f"py-spy dump --pid {process} on {host} shows where {it} stands"
-    return f"{said}; {rank} {has} not started the collective that {others} {waits} in: {where}"
+    return f"{rank} {has} not started the collective that {others} {waits} in: {where}; {said}"
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
