@@ -320,6 +320,9 @@ class Loop:
         self.messages.rank = self.rank
         self.control = self._new_control()  # a trainer may set the job's environment after the agent came
         self._optimizer.tick = self._tick if self._takes_here else self.log.tick
+        self.log.uneven = False
+        for group in self.log.groups.values():
+            group.at_first_tick = group.counted()
         self.on_begin()
 
     def _read(self) -> None:

@@ -53,7 +53,7 @@ class Output:
         self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
         self._verdicts: dict[str, Any] = {}  # on rank 0 of all ranks, for the metrics
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
-        self._newest = (0, 0.0)  # the newest iteration that a snapshot has met, and when
+        self._newest: tuple[Any, float] = (), 0.0  # the newest iteration and collectives that a snapshot met, and when
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
@@ -103,8 +103,10 @@ class Output:
             loop, history, options = self._loop, self._loop.history, self._options
             policy, known = loop.policy, loop.identity
             control = self._control.state() if self._control is not None else None  # before the mode, which follows it
-            if self._newest[0] != loop.iterations:
-                self._newest = loop.iterations, time.monotonic()
+            groups = list(loop.log.groups.values())[:MAX_GROUPS]
+            started = [loop.log.started(group) for group in groups]
+            if self._newest[0] != (now := (loop.iterations, started)):
+                self._newest = now, time.monotonic()
             trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
             return {
                 "schema": SCHEMA,
@@ -123,12 +125,12 @@ class Output:
                 "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
                 "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
-                "still_s": time.monotonic() - self._newest[1] if self._newest[0] and loop.hooks.active else 0.0,
+                "still_s": time.monotonic() - self._newest[1] if loop.iterations and loop.state != "off" else 0.0,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
                 "groups": {
-                    str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
-                    for g in list(loop.log.groups.values())[:MAX_GROUPS]
+                    str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size, "started": n}
+                    for g, n in zip(groups, started, strict=True)
                 },
                 "unseen": unseen(loop.log.groups, history.count),
                 "arrival": ALONE,

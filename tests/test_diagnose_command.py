@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,18 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path) -> None:
     run = tmp_path / "mine"
     found = json_of("diagnose", run, "--no-simulate")
     assert found["runs"][str(run)].startswith("paceenv live: job")
-    [lead] = [line for line in found["runs"][str(run)].splitlines() if "insufficient evidence: ranks" in line]
+    [lead] = [line for line in found["runs"][str(run)].splitlines() if "of the time, the longest" in line]
     assert found["verdict"].startswith(" ".join(lead.split())), "the verdict leads with what the page says"
     assert found["step_time_s"] > 0.0
     answer = json_of("whatif", run, "--replace-rank", "1")
     assert answer["changed"][0]["change"]["label"] == "rank 1 replaced"
     assert any("no rank of the fitted cluster is persistently slow" in line for line in answer["assumes"])
     assert application.run(["train", "--job", str(run), "-o", str(tmp_path / "trained"), "--seconds", "10"]) == 0
+    shutil.copytree(run, tmp_path / "theirs")
     for segment in run.rglob("*.pace"):
         segment.unlink()
+    following = json_of("diagnose", run, tmp_path / "theirs", "--no-simulate")["next"]
+    assert following == [f"paceenv report {tmp_path / 'theirs'} -o report.html"], "of two runs one has a trace"
     left = json_of("diagnose", run)
     assert left["runs"] == found["runs"]
     assert left["next"] == []

@@ -94,6 +94,7 @@ def test_of_two_recordings_of_the_same_ranks_one_is_read(tmp_path: Path) -> None
     found = read_inputs([tmp_path])
     assert len(found.require_trace().metadata.ranks) == 3
     assert [note for note in found.notes if "iteration_20: another recording of the same ranks; skipped" in note]
+    assert found.run == tmp_path / "iteration_10"
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,54 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))
 
 
+TWO_BY_TWO = {0: (5, 3), 1: (4, 3), 2: (5, 4), 3: (5, 4)}
+"""What ranks in pairs started, with their neighbour and with every second rank: 0 and 3 wait for 1, and 2 for 0."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "started", "changed", "says"),
+    [
+        (
+            "ddp",
+            {0: (7,), 1: (6,), 2: (7,), 3: (7,)},
+            {},
+            "rank 1 has not started the collective that ranks 0, 2-3 wait in",
+        ),
+        (
+            "ddp",
+            {0: (7,), 1: (6,), 2: (6,), 3: (6,)},
+            {},
+            "ranks 1-3 have not started the collective that rank 0 waits in",
+        ),
+        ("ddp", {0: (7,), 1: (7,), 2: (7,), 3: (7,)}, {}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (None,), 3: (7,)}, {}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {"locality": {"device": "cuda:0"}}, ""),
+        ("ddp", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {"world_size": 5}, ""),
+        ("tensor and data", TWO_BY_TWO, {}, "rank 1 has not started the collective that ranks 0, 3 wait in"),
+        ("tensor and data", {0: (5, 3), 1: (4, 4), 2: (4, 4), 3: (5, 3)}, {}, ""),  # in a circle
+    ],
+)
+def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
+    shape: str, started: dict[int, tuple[int | None, ...]], changed: dict[str, Any], says: str
+) -> None:
+    snapshots = run(SHAPES[shape](4), 4, iterations=64)
+    for one in snapshots:
+        rank = one["rank"]
+        numbers = started[rank] * len(one["groups"]) if len(started[rank]) == 1 else started[rank]
+        groups = zip(one["groups"].values(), numbers, strict=True)
+        one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
+        one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
+    said = find(snapshots)["text"][0]
+    assert said.startswith(
+        f"{says}: py-spy dump --pid 71 on node0 shows where " if says else "no step has ended for 40 s"
+    )
+    assert "no step has ended for 40 s; the longest before took " in said
+    for end, otherwise in (("SIGTERM", "the last step ended 40 s before"), ("RuntimeError: x", "rank 0 raised Runt")):
+        ended = find([one | {"final": True, "ended": end} for one in snapshots])["text"][0]
+        assert ended.startswith(otherwise) != ("had not started the collective that" in ended)
+        assert ended.startswith(otherwise) != bool(says)
+
+
 # The page of a run
 
 
@@ -324,6 +372,8 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
         "the agent itself took 20 µs of host time per iteration, 0.02 % of the step",
     ):
         assert line in said
+    assert "; with them the mean is 150 ms" in " ".join(said.split())
+    assert "steps of over 50 times the median took 33.5 % of the time, the longest 60 s" in said
 
 
 def test_a_page_stays_a_page_with_many_ranks() -> None:

@@ -17,7 +17,7 @@ NUMBERS = {
     *("world_size", "unix_time_seconds", "iterations_total", "step_mean_seconds", "step_cv", "parts_compute_seconds"),
     *("wait_mean_seconds", "arrival_late_seconds", "pacing_asked_total", "pacing_taken_total", "pacing_total_seconds"),
     *("pacing_held_total", "pacing_held_seconds", "canary_gain", "canary_low", "canary_high", "canary_pairs"),
-    *("overhead_mean_seconds", "state", "arrival", "canary"),
+    *("overhead_mean_seconds", "still_seconds", "state", "arrival", "canary"),
 }
 METRICS = {f"paceenv_live_{name}" for name in NUMBERS}
 URL = "http://127.0.0.1:{}/metrics"

@@ -93,13 +93,12 @@ GRADIENT_BYTES = 4 * (8 * 4 + 4 + 4 * 2 + 2)
 
 def test_detach_restores_everything(group: None) -> None:
     hooks, agent = len(_global_optimizer_post_hooks), live.attach()
-    replaced = [(owner, name, before) for owner, name, before, _ in agent._loop.hooks._replaced]
-    assert {(distributed.ProcessGroup, "allreduce"), (distributed.Work, "wait")} < {
-        (o, name) for o, name, _ in replaced
-    }
-    assert not any(vars(owner)[name] is before for owner, name, before in replaced)
+    # some are replaced twice: what was there before the first time
+    replaced = {(owner, name): before for owner, name, before, _ in reversed(agent._loop.hooks._replaced)}
+    assert {(distributed.ProcessGroup, "allreduce"), (distributed.Work, "wait")} < set(replaced)
+    assert not any(vars(owner)[name] is before for (owner, name), before in replaced.items())
     agent.detach()
-    assert all(vars(owner)[name] is before for owner, name, before in replaced)
+    assert all(vars(owner)[name] is before for (owner, name), before in replaced.items())
     assert len(_global_optimizer_post_hooks) == hooks
 
 
@@ -151,10 +150,15 @@ def test_steps_have_stopped_only_for_an_agent_that_sees_them(group: None) -> Non
     agent = live.attach(mode="observe")
     try:
         for _ in range(3):
+            distributed.all_reduce(torch.ones(1))
             agent.tick()
-        agent.summary()  # meets the newest iteration
+        assert agent.summary()["groups"]["0"]["started"] == 2, "since the first tick"  # and meets the newest iteration
         time.sleep(0.02)
         assert agent.summary()["still_s"] >= 0.02
+        distributed.all_reduce(torch.ones(1))
+        assert agent.summary()["still_s"] < 0.02, "an evaluation, perhaps"
+        distributed.monitored_barrier()
+        assert agent.summary()["groups"]["0"]["started"] is None, "it counts otherwise on the first rank"
         agent._loop.detach("stopped by the kill file")
         assert agent.summary()["still_s"] == 0.0
     finally:

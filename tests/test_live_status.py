@@ -74,8 +74,29 @@ def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
     ended = silent([one | {"final": True, "ended": "SIGTERM"} for one in statuses])
     assert ended == ["the last step ended 41 s before the job did: it hung, evaluated or saved"]
     assert silent([one | {"final": True} for one in statuses]) == [], "a job may evaluate at its end"
-    assert silent([one | {"still_s": 20.0} for one in statuses]) == []
-    assert silent([one | {"step": {"p99_s": 5.0}} for one in statuses]) == []
+
+
+@pytest.mark.parametrize(
+    ("still_s", "step", "age_s", "says"),
+    [
+        (41.0, {"p99_s": 0.1}, 0.0, "no step has ended for 41 s: the job hangs, evaluates or saves"),
+        (20.0, {"p99_s": 0.1}, 0.0, ""),  # no step was measured: it may be the first compilation
+        (8.0, {"p99_s": 0.1, "longest_s": 1.2}, 0.0, "no step has ended for 8 s; the longest before took 1.2 s: the"),
+        (4.0, {"p99_s": 0.1, "longest_s": 1.2}, 0.0, ""),
+        (8.0, {"p99_s": 1.0, "longest_s": 1.2}, 0.0, ""),
+        (8.0, {"p99_s": 0.1, "longest_s": 9.0}, 0.0, ""),  # an evaluation, perhaps
+        (31.0, {"p99_s": 0.1, "longest_s": 90.0}, 0.0, "no step has ended for 31 s; the longest before took 90 s: the"),
+        (0.0, {"p99_s": 0.1, "longest_s": 1.2}, 20.0, ""),  # it wrote that when a step had just ended
+    ],
+)
+def test_steps_have_stopped_by_the_job_s_own_measure(
+    still_s: float, step: dict[str, float], age_s: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+    changed = {"unix_time_s": NOW_S - age_s, "still_s": still_s, "step": step, "final": False, "world_size": 200}
+    said = "".join(silent([snapshot(rank, **changed) for rank in range(2)]))
+    assert said.startswith(says)
+    assert bool(said) == bool(says)
 
 
 def test_where_all_ranks_are_silent_the_job_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

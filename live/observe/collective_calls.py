@@ -69,6 +69,11 @@ class Collectives:
         )
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
         around(Work, "wait", self._waits, self._waited, self._log.give_up, always=False)
+        for method in ("send", "recv", "recv_anysource", "monitored_barrier"):
+            around(ProcessGroup, method, self._counts_apart, lambda token, result: None)
+
+    def _counts_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._log.uneven = True
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments, and the entry of a call that blocks, the host or a GPU's current stream."""

@@ -70,6 +70,8 @@ class Group:
         self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
         self._first = None if begun else self.counted()
         self._paused: int | None = None
+        self.at_first_tick: int | None = None
+        """What it had counted then, on every rank at the same place of the script."""
 
     @property
     def ended(self) -> bool:
@@ -133,6 +135,9 @@ class Log:
         self.on_watch: Callable[[bool], None] = lambda watching: None
         self.count = 0
         """Iterations that are over, watched or not."""
+        self.uneven = False
+        """Whether this rank has done, since the first tick, what groups count for some of their members only: sends and
+        receives, also those of a monitored barrier."""
         self._to_skip = 0
         self._mark, self._late, self._place = "", "", 0  # of the iteration; one after so many operations, if none came
         self._held, self._noted = list[str](), False  # marks under way; whether any mark is set
@@ -184,6 +189,11 @@ class Log:
         """A mark is the iteration's as soon as an operation follows it; of several, the first."""
         if operations > self._place:
             self._mark, self._late, self._place = self._mark or self._late, "", operations
+
+    def started(self, group: Group) -> int | None:
+        """Collectives of a group since the first tick, also in C++; None where members may not count alike."""
+        now = group.counted()
+        return None if now is None or group.at_first_tick is None or self.uneven else now - group.at_first_tick
 
     def forget(self) -> None:
         """Forget what was logged so far."""

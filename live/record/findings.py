@@ -47,8 +47,7 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
     leads = findings["text"][0] if findings["text"] else ""
-    hung = any(s.get("final") for s in snapshots) and bool(words.silent(snapshots))
-    ended = hung or words.RESTART in words.describe_end(snapshots) or bool(words.unheard(snapshots))
+    ended = words.RESTART in words.describe_end(snapshots) or bool(words.silent(snapshots))
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
-from paceenv.core.wording import count, duration, name_ranks
+from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.live.record.history import STOPPED
 from paceenv.live.record.rank_sets import RankSet
 from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s
 from paceenv.live.record.side_by_side import Job, Wait
@@ -24,8 +25,11 @@ RESTART = (
 UNHEARD = "nothing heard for"
 IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by peer")
 """In the exceptions of ranks that waited for another one."""
-STILL_STEPS = 10.0
-"""Steps have stopped where none has ended for so many times the 99 % quantile, and for :data:`SILENT_S`."""
+STILL_S, STILL_STEPS = 5.0, 10.0
+"""Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
+before; :data:`SILENT_S` is always long enough for the first and the last."""
+STOPPED_SHARE = 0.02
+"""Stopped steps are told with the ranks where they took so much of the time."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -42,6 +46,10 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
+    most = max(job.snapshots, key=lambda s: stopped(s)[0])
+    if stopped(most)[0] >= STOPPED_SHARE:
+        share, longest = percent(stopped(most)[0]), duration(number(most, "stopped", "longest_s"))
+        lines.append(f"steps of over {STOPPED:g} times the median took {share} of the time, the longest {longest}")
     hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
     named = [job.ranks[place] for rank_set in sets for place in rank_set.named]
     lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
@@ -56,6 +64,14 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
     return [*lines, *([] if broke_off else ended)]
+
+
+def stopped(snapshot: Snapshot) -> tuple[float, float]:
+    """The share of a rank's time that stopped steps took, which are left out of its means; and the mean with them."""
+    steps, stops = number(snapshot, "regular") or 0.0, number(snapshot, "stopped", "count") or 0.0
+    stopped_s = number(snapshot, "stopped", "total_s") or 0.0
+    all_s = stopped_s + steps * (number(snapshot, "step", "mean_s") or 0.0)
+    return stopped_s / max(all_s, 1e-9), all_s / max(steps + stops, 1.0)
 
 
 def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -109,15 +125,35 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
         said += f", for longer from {name_ranks(longer)}" * bool(longer)
     lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
     heard = [s for s in snapshots if not (s.get("gone") or is_silent(s, now_s))]
-    still_s = [(number(s, "still_s") or 0.0) + (0.0 if s.get("final") else age_s(s, now_s) or 0.0) for s in heard]
-    longest_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
-    if min(still_s, default=0.0) > max(SILENT_S, STILL_STEPS * longest_s):
-        since = duration(min(still_s))
-        if not any(s.get("final") for s in heard):
-            lines.append(f"no step has ended for {since}: the job hangs, evaluates or saves")
-        elif any(text(s, "ended") for s in heard):
-            lines.append(f"the last step ended {since} before the job did: it hung, evaluated or saved")
-    return lines
+    return [*lines, *filter(None, [_stopped(heard, now_s)])]
+
+
+def _stopped(heard: Sequence[Snapshot], now_s: float) -> str:
+    """That steps have stopped, and which rank the others wait for; "" where they have not."""
+    over = any(s.get("final") for s in heard)
+    aged_s = [0.0 if s.get("final") else age_s(s, now_s) or 0.0 for s in heard]
+    still_s = min(((number(s, "still_s") or 0.0) + one_s for s, one_s in zip(heard, aged_s, strict=True)), default=0.0)
+    usual_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
+    longest_s = max((number(s, "step", "longest_s") or 0.0 for s in heard), default=0.0)
+    patient_s = SILENT_S if over or not longest_s else min(max(STILL_S, longest_s), SILENT_S)
+    if still_s <= max(patient_s, STILL_STEPS * usual_s, *aged_s):  # statuses of different moments show no standstill
+        return ""
+    job, since = Job(heard), duration(still_s)
+    behind, waiting = job.held_up()
+    rank, others = job.names(behind), job.names(waiting)
+    if over:
+        said, ends = f"the last step ended {since} before the job did", {text(s, "ended") for s in heard} - {""}
+        if ends and behind:
+            return f"{rank} had not started the collective that {others} waited in; {said}"
+        return f"{said}: it hung, evaluated or saved" if ends == {ASKED} else ""
+    said = f"no step has ended for {since}" + f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
+    if not behind:
+        return f"{said}: the job hangs, evaluates or saves"
+    has, it = ("has", "it") if len(behind) == 1 else ("have", "the first one")
+    waits, first = "waits" if len(waiting) == 1 else "wait", job.snapshots[behind[0]]
+    process, host = text(first, "locality", "process").rpartition(" ")[2], text(first, "host")
+    where = f"py-spy dump --pid {process} on {host} shows where {it} stands"
+    return f"{rank} {has} not started the collective that {others} {waits} in: {where}; {said}"
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

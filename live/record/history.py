@@ -60,7 +60,8 @@ class History:
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
         """Steps that were measured."""
-        self._stopped, self._longest = 0, (0.0, 0.0)  # such steps; the longest in seconds, and when it ended
+        self._stopped, self._stopped_s, self._longest = 0, 0.0, (0.0, 0.0)  # such steps; the longest, and when it ended
+        self._longest_s = 0.0  # of all steps
         self._ticks = 0
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
@@ -114,7 +115,9 @@ class History:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
         stopped_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T >= STOPPED * usual_s)
         counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & ~stopped_T
+        self._longest_s = max(self._longest_s, float(step_s_T.max()))
         self._stopped += int(stopped_T.sum())
+        self._stopped_s += float(step_s_T[stopped_T].sum())
         now_s = time.time() - time.perf_counter()
         ends = zip(step_s_T[stopped_T].tolist(), (now_s + of_T["end_s"][stopped_T]).tolist(), strict=True)
         self._longest = max([self._longest, *ends])
@@ -169,9 +172,10 @@ class History:
         names = ("compute_s", "collective_s", "barrier_s", "pacing_s")
         entries: dict[str, Any] = {
             "regular": self.count,
-            "stopped": {"count": self._stopped, "longest_s": self._longest[0], "unix_time_s": self._longest[1]},
+            "stopped": {"count": self._stopped, "total_s": self._stopped_s}
+            | {"longest_s": self._longest[0], "unix_time_s": self._longest[1]},
             "step_iterations": round(self._ticks / self.count, 3) if self.count else 1.0,
-            "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s")),
+            "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s", "longest_s")),
             "parts": dict.fromkeys(names),
             "own": {"blocks": None},
             "collectives": self._collectives(),
@@ -185,7 +189,7 @@ class History:
         low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99)).tolist()
         mean_s, newest_s = float(step.mean()), float(step[-NEWEST:].mean())
         entries["step"] = {"mean_s": mean_s, "cv": float(step.std() / step.mean()), "p50_s": p50, "p99_s": p99}
-        entries["step"] |= {"baseline_s": low, "newest_s": newest_s}
+        entries["step"] |= {"baseline_s": low, "newest_s": newest_s, "longest_s": self._longest_s}
         entries["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
         entries["own"]["blocks"] = {
             "iterations": self._block_iterations,

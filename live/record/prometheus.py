@@ -28,7 +28,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
 SERVED: Final = ("step", "parts", "wait", "arrival", "pacing", "canary", "overhead")
 """Fields of the snapshot whose numbers are served, beside :data:`WHOLE`."""
-WHOLE: Final = ("world_size", "unix_time_s", "iterations")
+WHOLE: Final = ("world_size", "unix_time_s", "iterations", "still_s")
 COUNTERS: Final = {"iterations", "pacing_asked", "pacing_taken", "pacing_held"}
 CHOICES: Final = (
     ("state", "The mode in force.", ("state",), MODES),

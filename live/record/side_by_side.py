@@ -35,10 +35,11 @@ Times = NDArray[np.float64]
 
 @dataclass
 class Group:
-    """A process group: the ranks it has, and the places of those with a snapshot."""
+    """A process group: the ranks it has, the places of those with a snapshot, and what each of them has started."""
 
     ranks: tuple[int, ...]
     places: list[int] = field(default_factory=list)
+    started: list[float | None] = field(default_factory=list)
     unseen_per_step: float = 0.0
 
 
@@ -91,6 +92,27 @@ class Job:
     def names(self, places: Sequence[int]) -> str:
         """The ranks at these places in words."""
         return name_ranks([self.ranks[place] for place in places])
+
+    def held_up(self) -> tuple[list[int], list[int]]:
+        """Places of the ranks that have not started a collective that others wait in, and of those others.
+
+        By what groups count; none where that cannot tell, as on a GPU, where a host runs ahead of its device. Ranks
+        that are behind because they wait themselves are left out.
+        """
+        used = {id(operation.group) for operation in self.operations}
+        counts = [{p: n for p, n in zip(g.places, g.started, strict=True) if n is not None} for g in self.groups]
+        if (
+            self.missing
+            or not used
+            or any(text(s, "locality", "device") != "cpu" for s in self.snapshots)
+            or any(len(of) < len(g.ranks) for g, of in zip(self.groups, counts, strict=True) if of or id(g) in used)
+        ):
+            return [], []
+        behind = [{place for place, n in of.items() if n == min(of.values())} for of in counts]
+        ahead = [set(of) - least for of, least in zip(counts, behind, strict=True)]
+        first = set[int]().union(*(least for least, most in zip(behind, ahead, strict=True) if most)).difference(*ahead)
+        waiting = (most for least, most in zip(behind, ahead, strict=True) if least & first)
+        return sorted(first), sorted(set[int]().union(*waiting))
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
         """A number of the snapshots at these places; 0 where it is unknown."""
@@ -194,7 +216,9 @@ def _read_groups(snapshot: Snapshot, place: int, groups: dict[Key, Group]) -> di
         members = read_list(text(described, "ranks"))
         if members and str(label).isdecimal():
             key = (int(label), text(described, "name"), members)
-            groups.setdefault(key, Group(members)).places.append(place)
+            group = groups.setdefault(key, Group(members))
+            group.places.append(place)
+            group.started.append(number(described, "started"))
             keys[float(label)] = key
     return keys
 

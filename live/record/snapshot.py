@@ -13,9 +13,11 @@ unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``:
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""; ``off``: iterations in mode off
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
-still_s     since an iteration was over, as far as snapshots showed
-stopped     steps of over 50 times the median, which are left out: ``count``, ``longest_s``, its end as ``unix_time_s``
-step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
+still_s     since an iteration was over, or a collective was started, as far as snapshots showed
+stopped     steps of over 50 times the median, which are left out: ``count``, ``total_s``, ``longest_s``, its end as
+            ``unix_time_s``
+step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``; ``newest_s``, the mean of the newest steps; and
+            ``longest_s``, of all steps, also those that are left out of the others
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
 own         the step outside all blocking operations and delays, in ``blocks``: ``iterations`` of a block
@@ -23,7 +25,8 @@ own         the step outside all blocking operations and delays, in ``blocks``: 
             per step, or null: ``own_s``, ``step_s``; and its number of ``steps``
 collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
-groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
+groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``,
+            ``started`` (collectives since the first tick, by its own count; null if members may not count alike)
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
 side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
             in those on other CUDA streams than the compute

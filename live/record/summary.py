@@ -19,7 +19,7 @@ from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.findings_text import UNHEARD
+from paceenv.live.record.findings_text import UNHEARD, stopped
 from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
 from paceenv.live.record.run_folder import SUMMARY, RunFolder, is_silent
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
@@ -136,6 +136,7 @@ def _stopped(ranks: Sequence[Snapshot]) -> list[str]:
     longest_s, ended = number(of, "stopped", "longest_s"), _at(number(of, "stopped", "unix_time_s"), "%H:%M:%S")
     which = f"{count(number(of, 'stopped', 'count'))}; the longest took {duration(longest_s)} and ended at {ended}"
     line = f"  left out of these times: steps of over {STOPPED:g} times the median ({which})"
+    line += f"; with them the mean is {duration(stopped(of)[1])}" if number(of, "stopped", "total_s") else ""
     return [line] if longest_s else []
 
 

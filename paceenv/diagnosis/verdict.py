@@ -179,9 +179,9 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
         is_healthy = not (is_paying or diagnosis.ended)
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
-    lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
-    died = "the job died or hangs;" if diagnosis.agent else "a job died or hangs; in the trace,"
-    return f"{died} {lost}" if diagnosis.ended else lost
+    if diagnosis.agent:  # which says, too, how the job ended
+        return f"{diagnosis.agent}; {lost}"
+    return f"a job died or hangs; in the trace, {lost}" if diagnosis.ended else lost
 
 
 def _claim(diagnosis: Diagnosis, pacing: Pacing, measured: Interval | None) -> Claim:

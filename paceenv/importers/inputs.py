@@ -48,6 +48,7 @@ class Inputs:
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     apart: bool = False  # whether these are recordings of several runs, of which one is looked at
     several_traces: tuple[Path, ...] = ()  # traces of whole jobs, where there are several
+    run: Path | None = None  # the folder that was read, where there are several with a run each
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -192,6 +193,7 @@ class _Found:
         latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=_span)}
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
         self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
+        self._found.run = kept[0].path.parent if len(recordings) > 1 else None
         if len(kept) < len(chosen):
             left = [timelines[i] for i in chosen if latest[timelines[i].rank] is not timelines[i]]
             names, others = (_first_of([Path(one.path.name) for one in some]) for some in (kept, left))

@@ -102,13 +102,15 @@ def examine(
 ) -> Examination:
     recordings = find_recordings(paths)
     runs = {str(path): page for path, page in recordings.pages().items()}
-    for page in runs.values():
-        on_page(page)  # at once, as all else may take minutes
+    for run, page in runs.items():
+        on_page(f"{run}\n{page}" if len(runs) > 1 else page)  # at once, as all else may take minutes
     inputs = recordings.read(pattern, MAX_ROWS)
     pair = paths if len(paths) == 2 else () if inputs.steps or inputs.dumps else inputs.several_traces
     if inputs.apart and against is None and len(pair) == 2:
         against, paths = pair[0], pair[1:]
         inputs = find_recordings(paths).read(pattern, MAX_ROWS)
+    if inputs.run is not None:
+        paths = [inputs.run]
     if inputs.several_traces:
         one = shlex.quote(str(inputs.several_traces[0]))
         raise InputError(f"{inputs.say_several()}, or two, which are compared: paceenv diagnose {one}")

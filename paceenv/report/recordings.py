@@ -44,7 +44,7 @@ class Recordings:
                     write_merged(run, trace)
                     merged[trace] = path
                 except InputError as error:
-                    notes.append(f"{path}: {error}")
+                    notes.append(str(error))
                 notes += run.notes
             try:
                 inputs = read_inputs([*self.files, *merged], pattern=pattern, max_rows=max_rows)
@@ -54,6 +54,8 @@ class Recordings:
                     raise InputError(why) from None
                 inputs = Inputs(None, why_no_trace=why)
         several = tuple(merged.get(path, path) for path in inputs.several_traces)
+        if len(self.runs) > 1 and len(merged) == 1 and not self.files:
+            inputs.run = next(iter(merged.values()))
         return replace(inputs, notes=(*notes, *inputs.notes), several_traces=several)
 
 
