@@ -88,7 +88,7 @@ class Outside:
 
     def __str__(self) -> str:
         share = f"{100 * self.share:.3g} % of decisions"
-        return f"outside its calibrated range in {share}, first with {self.view}; passive there"
+        return f"outside its calibrated range in {share}, first with {self.view}; passive there, a live job drops it"
 
 
 class RangeHold(RangeWatch):

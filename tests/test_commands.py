@@ -123,6 +123,12 @@ def test_evaluate_pairs_policies_on_a_suite() -> None:
             assert row["throughput_gain"] <= 1e-9, "no policy can gain where nothing is shared"
 
 
+def test_evaluate_says_what_a_policy_may_have_been_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert application.run(["evaluate", "paper", "--suite", "nulls", "--seeds", "2", "-i", "60"]) == 0
+    said = "12 train, 19 validation clusters; the policy may have been trained on those of train: --split validation"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / folder / "policy.safetensors" for folder in ("a", "b")]
     for path in paths:
@@ -136,7 +142,7 @@ def test_evaluate_tells_files_of_one_name_apart(tmp_path: Path, capsys: pytest.C
     assert {row["policy"] for row in json.loads(answer.read_text())["rows"]} == {"passive", *map(str, paths)}
     same = f"{paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
     assert same in printed, "they see the same noise"
-    assert f"{paths[1]}: mean gain where pacing may pay +" in printed
+    assert f"{paths[1]}: weighted mean gain where pacing may pay +" in printed
     assert "2 seeds x 60 iterations" in printed
     shown, mean = drawn.read_text(), "policy: mean step"
     assert [shown.count(text) for text in ("<svg", "without pacing: mean step", mean)] == [3, 3, 6], "one a cluster"

@@ -367,7 +367,7 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
         "mean 100 ms, median 99 ms, 99th percentile 140 ms, at best 95 ms; CV 4.0 %",
         "compute and everything else     80 ms   80.0 %   from 70 ms (rank 0) to 90 ms (rank 1)",
         "in the barrier                   8 ms    8.0 %\n",
-        "1,180 delays taken of 1,200 asked for, 2.4 s in all, longest 10 ms",
+        "1,180 delays taken of 1,200 asked for, 2.4 s in all iterations of all ranks, longest 10 ms",
         "blocks with and without, on rank 0: helps by 8.1 % [7.2, 9.0]",
         "the agent itself took 20 µs of host time per iteration, 0.02 % of the step",
     ):

@@ -145,7 +145,7 @@ def test_delays_count_in_every_mode_that_follows_and_look_present_only_in_their_
         delays = watched.control.delays()
         told.append([delays[name] for name in ("taken", "total_s", "max_s", "mean_s")])
         page = summarise([status(pacing=delays | {"asked": 2}, **watched.control.snapshot())])
-        assert "1 delays taken of 2 asked for, 500 ms in all, longest 500 ms" in page
+        assert "1 delays taken of 2 asked for, 500 ms in all iterations of all ranks, longest 500 ms" in page
     assert told == [[1, 0.5, 0.5, 0.5], [1, 0.5, 0.5, None], [1, 0.5, 0.5, None]]
 
 

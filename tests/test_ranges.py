@@ -58,7 +58,9 @@ def test_a_rank_is_passive_while_outside_and_for_a_hold_after() -> None:
     assert outside is not None
     assert outside.share == passive / len(script)
     assert str(outside).startswith("outside its calibrated range in 6")
-    assert str(outside).endswith("% of decisions, first with step_cv = 0.4 (calibrated: 0.1 to 0.3); passive there")
+    assert str(outside).endswith(
+        "% of decisions, first with step_cv = 0.4 (calibrated: 0.1 to 0.3); passive there, a live job drops it"
+    )
     policy.reset(1)
     assert is_on(policy, OUTSIDE) == [True]
     assert policy.outside() is None
@@ -115,7 +117,7 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().err
     assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions, first with comm_sh")
-    assert said.endswith("(calibrated: -1 to -0.9); passive there\n")
+    assert said.endswith("(calibrated: -1 to -0.9); passive there, a live job drops it\n")
     assert said.count("\n") == 1
     assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["share"] == 7 / 9
     assert application.run(["whatif", "two-jobs", "-p", str(file), *short[:2], "--nodes", "4,8"]) == 0

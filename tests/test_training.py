@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -56,6 +57,18 @@ def test_training_is_reproducible_its_seed_is_used_and_the_policy_carries_what_d
     assert content.provenance["git_commit"]
     assert (tmp_path / "a" / "learning-curve.png").stat().st_size > 1000
     assert (tmp_path / "a" / "config.yaml").exists()
+
+
+def test_the_adapter_asks_for_a_list() -> None:
+    batch = gymnasium.make_vec(
+        "paceenv/Pacing-v0",
+        num_envs=2,
+        vectorization_mode="vector_entry_point",
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    assert NativeVecEnv([batch], 0).num_envs == 2  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"NativeVecEnv: envs = PacingVectorEnv.*; allowed: a list of batches"):
+        NativeVecEnv(batch, 0)  # type: ignore[arg-type]
 
 
 def test_the_adapter_is_the_environment() -> None:

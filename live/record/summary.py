@@ -176,7 +176,8 @@ def spent(ranks: Sequence[Snapshot]) -> str:
     of = "before" if shadowed(ranks) else f"of {count(total(ranks, 'pacing', 'asked'))} asked for"
     taken, in_all = count(total(ranks, "pacing", "taken")), duration(total(ranks, "pacing", "total_s"))
     longest = duration(max(number(s, "pacing", "max_s") or 0.0 for s in ranks))
-    return f"{taken} delays taken {of}, {in_all} in all, longest {longest} (measured: delays end late)"
+    told = f"{taken} delays taken {of}, {in_all} in all iterations of all ranks"
+    return f"{told}, longest {longest} (measured: delays end late)"
 
 
 def held(ranks: Sequence[Snapshot]) -> list[str]:

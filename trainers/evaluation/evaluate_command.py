@@ -28,7 +28,7 @@ def evaluate(
     suite: Annotated[
         str | None, typer.Option(help="A suite: a file, a name in configs/suites, or all. Default: demo.")
     ] = None,
-    split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
+    split: Annotated[Split | None, typer.Option(help="Only the clusters of this split. Default: of all.")] = None,
     seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
     iterations: Annotated[
         int | None,

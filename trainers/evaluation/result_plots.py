@@ -84,7 +84,8 @@ def side_by_side_page(result: SuiteResult, on_drawn: Callable[[float], None] = l
         on_drawn(len(sections))
     note = (
         f"{SHOWN_STEPS} steps of {suite.iterations}, as close to every policy's mean as any. "
-        "All policies meet the same noise: that of the seed on which their gains are nearest to the mean gains."
+        "All policies meet the same noise: that of the seed on which their gains are nearest to the mean gains. "
+        "A shift of phase lasts: its delays may lie before these steps."
     )
     return page(f"Policies side by side on {suite.name}", note, sections)
 

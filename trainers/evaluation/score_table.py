@@ -13,7 +13,7 @@ from typing import Any
 from paceenv.policies.names import STATIC_DEFAULTS, spelled
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, Score, SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
+from paceenv.trainers.evaluation.suites import ALL, Case, Split, Suite, load_suite
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -28,7 +28,7 @@ COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "delay / ideal",
 )
 GAIN = "Gain: throughput against passive, ours and the tenants'. Delay: share of the ideal step."
-GAP_CLOSED = "Gap closed is a gain as a share of the best one in the table. In brackets: 95 % interval."
+GAP_CLOSED = "Gap closed is a gain as a share of the best in the table [95 % interval]; cannot tell: wider than 100 %."
 
 
 def scores(result: SuiteResult) -> list[Score]:
@@ -144,17 +144,29 @@ def show(result: SuiteResult, compared: Sequence[str], note: str = "") -> None:
     kept = [c for c in range(len(columns)) if any(row[c] for row in rows)]
     suite, names = result.suite, labels(result.policies)
     length = f"{suite.seeds} seeds x {suite.iterations} iterations, paired on common random numbers; {suite.limits}"
-    notes = [GAIN, *([GAP_CLOSED] if columns.index("gap closed") in kept else []), length, *([note] if note else [])]
+    gap_closed = [GAP_CLOSED] if columns.index("gap closed") in kept else []
+    notes = [GAIN, *gap_closed, length, *_splits(suite), *([note] if note else [])]
     for one in differences(result, compared):
         gain, low, high = (f"{x:+z.2%}" for x in (one["throughput_gain"], *one["ci95"]))
         notes.append(f"{one['policy']} against {one['against']}, paired, {TOTAL}: {gain} [{low}, {high}]")
+    weights = {case.weight for case in suite.of_kind(False)}
+    kind_of_mean = "mean" if len(weights) == 1 else "weighted mean"
     for policy in result.policies[1:]:
         mean, ends, _, worst = _headline(result, policy)
         ends = ends.replace(" to ", ", ")
-        said = (mean and f"mean gain where pacing may pay {mean} [{ends}]", worst and f"worst null {worst}")
+        said = (mean and f"{kind_of_mean} gain where pacing may pay {mean} [{ends}]", worst and f"worst null {worst}")
         notes.append(f"{names[policy]}: {', '.join(filter(None, said))}")
     shown = [[row[c] for c in kept] for row in rows]
     output.print_table(f"Suite {result.suite.name}", [columns[c] for c in kept], shown, "\n".join(notes), columns[3:])
+
+
+def _splits(suite: Suite) -> list[str]:
+    """How many clusters are of each split; nothing where all are of one."""
+    clusters = Counter(case.split for case in suite.cases)
+    said = ", ".join(f"{count} {split}" for split, count in sorted(clusters.items()))
+    unseen = "held-out" if "held-out" in clusters else "validation"
+    trained = f"the policy may have been trained on those of train: --split {unseen}"
+    return [f"{said} clusters; {trained}"] if len(clusters) > 1 else []
 
 
 # The committed page
@@ -186,6 +198,8 @@ RANDOM_TEXT = """## random: {clusters} clusters that nobody chose, {seeds} seeds
 
 Structure, sizes, noise and tenants are drawn (`trainers/evaluation/random_clusters.py`).
 On {worth} of them something in the table gains more than {least:.1%}; gap closed is over those.
+`paceenv evaluate learned adaptive --suite random --split held-out` parts them by structure instead, into {positive}
+where pacing may pay and {nulls} nulls: its means and its worst null are others.
 """
 
 
@@ -208,7 +222,11 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     suite = result.suite
     positive, nulls = (len(suite.of_kind(is_null)) for is_null in (False, True))
     lines = [f"## {suite.name}: {positive} clusters where pacing may pay, {nulls} nulls", ""]
-    lines += [f"The best single static setting is `{static}`.", ""]
+    lines += [
+        f"The best single static setting is `{static}`.",
+        f"Gap closed is over the {len(_worth(result))} clusters on which something gains more than {NULL_LIMIT:.1%}.",
+        "",
+    ]
     rows = [("static" if policy == static else policy, *_headline(result, policy)) for policy in result.policies]
     lines += markdown_table(("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows)
     lines.append("")
@@ -237,14 +255,18 @@ def _worst(result: SuiteResult, policy: str, cases: Sequence[Case]) -> str:
     return f"{worst.gain:+z.2%} on {worst.cluster}"
 
 
+def _worth(result: SuiteResult) -> list[Case]:
+    """The clusters on which something gains more than the limit of a null."""
+    return [case for case in result.suite.cases if (result.best_known(case) or 0.0) > NULL_LIMIT]
+
+
 def _random_section(result: SuiteResult) -> list[str]:
     """Random clusters: totals, and a row a cluster on which there is something to win or the policy loses."""
-    suite = result.suite
-    worth = [case for case in suite.cases if (result.best_known(case) or 0.0) > NULL_LIMIT]
+    suite, worth = result.suite, _worth(result)
+    positive, nulls = (len(suite.of_kind(is_null)) for is_null in (False, True))
     rest = [case for case in suite.cases if case not in worth]
-    text = RANDOM_TEXT.format(
-        clusters=len(suite.cases), seeds=suite.seeds, iterations=suite.iterations, worth=len(worth), least=NULL_LIMIT
-    )
+    length = {"clusters": len(suite.cases), "seeds": suite.seeds, "iterations": suite.iterations}
+    text = RANDOM_TEXT.format(**length, worth=len(worth), least=NULL_LIMIT, positive=positive, nulls=nulls)
     totals = [result.total(policy, cases=worth) for policy in result.policies]
     rows = [(one.policy, f"{one.gain:+z.2%}", gap(one), _worst(result, one.policy, rest)) for one in totals]
     lines = [

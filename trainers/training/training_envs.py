@@ -42,6 +42,8 @@ class NativeVecEnv(VecEnv):
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
     ) -> None:
+        if isinstance(envs, PacingVectorEnv):
+            raise out_of_range("envs", envs, "a list of batches", "NativeVecEnv")
         other = [env.autoreset_mode for env in envs if env.autoreset_mode is not AutoresetMode.SAME_STEP]
         if other:
             raise out_of_range("autoreset_mode", other[0].value, f"{AutoresetMode.SAME_STEP.value}", "NativeVecEnv")
