@@ -55,17 +55,17 @@ def print_status(
 ) -> None:
     """A line per rank; or, with ``few``, the findings and the :data:`WORST` ranks in about 24 lines."""
     newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    size, below = number(newest, "world_size"), notes(run, snapshots)
+    size, ended, below = number(newest, "world_size"), describe_end(snapshots), notes(run, snapshots)
     title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(size)} rank{'s' * (size != 1.0)}"
     shown, columns = (worst(snapshots, time.time()), NARROW) if few else (snapshots, COLUMNS)
     cells = [_cells(snapshot, time.time()) for snapshot in shown]
     rows = [[of[name] for name in columns] for of in cells]
     if not few:
         below += [line for line in (findings or {"text": ()})["text"] if line.startswith(UNKNOWN)]
-        output.print_table("\n".join([title, *silent(snapshots)]), columns, rows, "\n".join(below))
+        output.print_table("\n".join([title, *silent(snapshots), *ended]), columns, rows, "\n".join(below))
         return
     lines: list[str] = findings["text"][:MOST_FINDINGS] if findings else []
-    below = [note for note in below if note not in lines]
+    below = [note for note in [*ended, *below] if note not in lines]
     output.print_screen([f"{title}; the {len(shown)} worst", *lines, *below], columns, rows)
 
 
@@ -73,7 +73,6 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
     gone = missing(snapshots)
     lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
-    lines += describe_end(snapshots)
     lines += [f"rank {s['rank']}: {said}" for s in snapshots[:1] if (said := text(s, "canary", "text"))]
     lines += [*shadowed(snapshots), *held(snapshots)[:1]]
     if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):

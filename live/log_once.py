@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 LOGGER = logging.getLogger("paceenv.live")
@@ -66,18 +68,35 @@ def _log(*record: Any) -> None:
 
 def described(error: BaseException, *, of_script: bool = False) -> str:
     """An error and its place, or the last place in the script's folder, in one line; never raises."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    places = list(walk_tb(error.__traceback__))
     if of_script:
-        folder = os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))) + os.sep
-        inside = [(file, line) for file, line in places if os.path.abspath(file).startswith(folder)]
-        places = [(file, line) for file, line in inside if "site-packages" not in file] or places
-    at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
+        places = _in_script(places) or places
+    at = f" ({_place(*places[-1])})" if places else ""
     try:
         said = " ".join(str(error).split())
         said, most = f"{type(error).__name__}{': ' * bool(said)}{said}", 160 if of_script else 300
         return said[:most] + "..." * (len(said) > most) + at
     except Exception:
         return type(error).__name__ + at
+
+
+def place_in_script(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The last line of the script's own among these frames, and its function; never raises."""
+    with contextlib.suppress(Exception):
+        for frame, line in _in_script(frames)[-1:]:
+            return f"{_place(frame, line)}, {frame.f_code.co_name}"
+    return ""
+
+
+def _in_script(frames: Iterable[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    """The frames whose code lies in the script's folder."""
+    folder = os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))) + os.sep
+    inside = [(f, line) for f, line in frames if os.path.abspath(f.f_code.co_filename).startswith(folder)]
+    return [(f, line) for f, line in inside if "site-packages" not in f.f_code.co_filename]
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:

@@ -9,21 +9,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.last_words import LastWords
-from paceenv.live.log_once import described
+from paceenv.live.log_once import described, place_in_script
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import tried
 from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import ALONE
+from paceenv.live.record.findings_text import STILL_S, stands_still
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
-from paceenv.live.record.run_folder import status_period_s, write_status
-from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot
+from paceenv.live.record.run_folder import SILENT_S, RunFolder, status_period_s, write_status
+from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import Peers, poll_s
 
@@ -37,6 +39,8 @@ MAX_GROUPS = 64
 SEGMENT_S = 30.0
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
+LAST_PATIENCE_S, FEW_RANKS = 0.2, 64
+"""The same where SIGTERM ends a job, of so few ranks that their files can be read twice until then."""
 
 
 class Output:
@@ -52,7 +56,8 @@ class Output:
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
         self._verdicts: dict[str, Any] = {}  # on rank 0 of all ranks, for the metrics
-        self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
+        self._closed, self._page, self._patience_s = False, "", PATIENCE_S
+        self._ended, self._at, self._told = "", "", False
         self._newest: tuple[Any, float] = (), 0.0  # the newest iteration and collectives that a snapshot met, and when
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
@@ -80,11 +85,17 @@ class Output:
         """The process ends, with an exception where there is one; then no other rank ends before this one does."""
         if error is not None:
             self._ended, self._patience_s = described(error, of_script=True), 0.0
+            self._at = place_in_script(walk_tb(error.__traceback__))
 
     def leave_last_words(self) -> None:
         """The process was asked to end (SIGTERM): write what can be written at once. Not on the training thread."""
-        loop, self._closed, self._patience_s = self._loop, True, 0.0
-        self._ended = self._ended or ASKED
+        loop, self._closed = self._loop, True
+        self._patience_s = LAST_PATIENCE_S if loop.world_size <= FEW_RANKS else 0.0
+        if not self._ended:
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            stack = walk_stack(frame) if frame is not None else ()
+            own = [one for one in stack if not str(one[0].f_globals.get("__name__")).startswith("paceenv.live.")]
+            self._ended, self._at = ASKED, place_in_script(reversed(own))
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
         if self._rendezvous is not None and not loop.identity.attempt:
             loop.identity = self._rendezvous.settle(0.1)
@@ -119,6 +130,7 @@ class Output:
                 "unix_time_s": time.time(),
                 "final": self._closed,
                 "ended": self._ended,
+                "at": self._at,
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
@@ -242,7 +254,22 @@ class Output:
 
     def _write_status(self, out: Path, final: bool) -> None:
         if self._loop.identity.attempt:  # else soon
-            write_status(out, self.snapshot() | {"final": final})
+            own = self.snapshot() | {"final": final}
+            write_status(out, own)
+            if self._loop.rank == 0 and not final:
+                self._tell_standstill(out, own)
+
+    def _tell_standstill(self, out: Path, own: Snapshot) -> None:
+        """Log, once for each standstill, which rank the others wait for, or that steps have stopped for long."""
+        self._told = self._told and own["still_s"] > STILL_S
+        if self._told or own["still_s"] <= STILL_S:
+            return
+        others = [one for one in RunFolder(out).statuses(own["attempt"]) if one["rank"] != own["rank"]]
+        still = stands_still([own, *others])
+        longest_s = number(own, "step", "longest_s") or 0.0
+        if still is not None and still.still_s > (longest_s if still.behind else max(longest_s, SILENT_S)):
+            self._told = True  # a log of the script's may hang, too
+            background("paceenv-log", partial(self._loop.messages.log_once, still.said))
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.identity.attempt:

@@ -284,7 +284,7 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
             "rank 2 left no last word, as one does that SIGKILL",
         ),
         (
-            {1: {"unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
+            {1: {"unix_time_s": 1.0}, 0: {"ended": "RuntimeError: Connection closed by peer"}},
             "rank 1 ended before the others, without an exception",
         ),
         ({rank: {"ended": "SIGTERM"} for rank in range(4)}, "all ranks arrive on time"),
@@ -301,10 +301,16 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     broke_off = bool(ends) and "on time" not in says
     assert found["text"][0].startswith(says)
     assert ("on time" in page(found)) != broke_off
-    assert ("to restart all ranks" in page(found)) == broke_off == in_short(snapshots)["ended"]
+    assert in_short(snapshots)["ended"] == broke_off
+    lost = "no last word" in says or "Connection" in str(ends)
+    assert ("to restart all ranks" in page(found)) == lost, "elsewhere the same would come again"
     assert "not ended when this was written" not in summarise(snapshots)
+    running = summarise([*snapshots[:-1], snapshots[-1] | {"final": False}])
+    assert running.endswith("\n\nnot ended when this was written: rank 3\n") == (not ends)
+    heading = " ".join(summarise(snapshots).split(" of them on ")[1].split("\nmode ")[0].split())
+    assert (says in heading) == broke_off
     interrupted = "rank 2 was interrupted: KeyboardInterrupt (train.py:7), after 160 iterations; after it, rank 0"
-    assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))
+    assert (interrupted in page(found)) == (interrupted in heading) == ("KeyboardInterrupt" in str(ends))
 
 
 TWO_BY_TWO = {0: (5, 3), 1: (4, 3), 2: (5, 4), 3: (5, 4)}
@@ -349,6 +355,17 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
         f"{says}: py-spy dump --pid 71 on node0 shows where " if says else "no step has ended for 40 s"
     )
     assert "no step has ended for 40 s; the longest before took " in said
+    assert "on time" not in page(find(snapshots)), "until then, perhaps"
+    assert verdict(find(snapshots), 1) != "on time" or not says
+    soon = [one | {"still_s": 12.0, "at": "train.py:61, augment"} for one in snapshots]
+    for end in ({"final": True, "ended": "SIGTERM"}, {"final": True, "ended": "KeyboardInterrupt"}, {"gone": True}):
+        ended = find([one | end for one in soon])["text"][0]
+        at = "the last step ended 12 s before the job did; rank 1 was at train.py:61, augment"
+        assert ended.endswith(f"in; {at}") == bool(says), "an evaluation of 12 s is none where nobody waits"
+    raised = [one | {"final": True, "ended": "ValueError", "unix_time_s": 4e9 - (one["rank"] == 1)} for one in soon]
+    assert find(raised)["text"][0].startswith("rank 1 raised ValueError")
+    earlier = [one | {"final": True, "ended": "SIGTERM", "unix_time_s": 4e9 - 9.0 * one["rank"]} for one in soon]
+    assert "the last step ended" not in page(find(earlier)), "statuses of different moments"
     for end, otherwise in (("SIGTERM", "the last step ended 40 s before"), ("RuntimeError: x", "rank 0 raised Runt")):
         ended = find([one | {"final": True, "ended": end} for one in snapshots])["text"][0]
         assert ended.startswith(otherwise) != ("had not started the collective that" in ended)

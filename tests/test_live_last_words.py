@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def test_a_process_ends_as_ever_and_leaves_its_last_status(case: str, tmp_path: 
         status = json.loads(path.read_text())
         assert status["final"]
         assert status["iterations"] == 50
+        assert re.fullmatch(r"train\.py:\d+, <module>", status["at"])
         assert any("SIGTERM" in event["text"] for event in status["events"])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import FakeCuda, on_device
+from live_samples import ATTEMPT, snapshot
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +27,8 @@ from paceenv.live.agent import Agent
 from paceenv.live.identity import Identity
 from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
+from paceenv.live.record.findings_text import Standstill
+from paceenv.live.record.run_folder import write_status
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,8 +149,12 @@ def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, mo
     assert agent.summary()["trace"]["dropped"] == loop.history.left_out
 
 
-def test_steps_have_stopped_only_for_an_agent_that_sees_them(group: None) -> None:
+def test_steps_have_stopped_only_for_an_agent_that_sees_them(
+    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     agent = live.attach(mode="observe")
+    told: list[str] = []
+    monkeypatch.setattr("paceenv.live.reporting.background", lambda name, tell: told.append(tell.args[0]))
     try:
         for _ in range(3):
             distributed.all_reduce(torch.ones(1))
@@ -155,6 +162,13 @@ def test_steps_have_stopped_only_for_an_agent_that_sees_them(group: None) -> Non
         assert agent.summary()["groups"]["0"]["started"] == 2, "since the first tick"  # and meets the newest iteration
         time.sleep(0.02)
         assert agent.summary()["still_s"] >= 0.02
+        write_status(tmp_path, snapshot(0))
+        own = agent.summary() | {"attempt": ATTEMPT}
+        stands = "paceenv.live.reporting.stands_still"
+        monkeypatch.setattr(stands, lambda ranks: Standstill(31.0, [], f"no step has ended for {len(told)} s"))
+        for still_s in (41.0, 43.0, 0.0, 41.0):
+            agent._output._tell_standstill(tmp_path, own | {"still_s": still_s})
+        assert [said[-3:] for said in told] == ["0 s", "1 s"], "once for each standstill"
         distributed.all_reduce(torch.ones(1))
         assert agent.summary()["still_s"] < 0.02, "an evaluation, perhaps"
         distributed.monitored_barrier()

@@ -32,6 +32,9 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     verdicts = {str(job.ranks[place]): verdict for one in sets for place, verdict in one.verdicts.items()}
     unheard = [str(s["rank"]) for s in words.unheard(job.snapshots)]
     verdicts |= {rank: unknown("nothing heard from it") for rank in unheard if verdicts[rank]["verdict"] == ON_TIME}
+    if (still := words.stands_still(job.snapshots)) is not None:
+        of = unknown("others wait for it since steps stopped")
+        verdicts |= {str(rank): of for rank in still.behind if verdicts[str(rank)]["verdict"] == ON_TIME}
     return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, sets, verdicts)}
 
 
@@ -47,7 +50,7 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
     leads = findings["text"][0] if findings["text"] else ""
-    ended = words.RESTART in words.describe_end(snapshots) or bool(words.silent(snapshots))
+    ended = words.broke_off(snapshots) or bool(words.silent(snapshots))
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceenv.core.lateness import common_place
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams
-from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.core.wording import IN_VAIN, count, duration, name_ranks, percent
 from paceenv.live.record.history import STOPPED
 from paceenv.live.record.rank_sets import RankSet
 from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s
@@ -23,8 +23,6 @@ RESTART = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
 )
 UNHEARD = "nothing heard for"
-IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by peer")
-"""In the exceptions of ranks that waited for another one."""
 STILL_S, STILL_STEPS = 5.0, 10.0
 """Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
 before; :data:`SILENT_S` is always long enough for the first and the last."""
@@ -40,8 +38,9 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
         ((rank_set.late[team[0]].late_s, team, rank_set) for rank_set in sets for team in _teams(rank_set)),
         key=lambda row: -row[0],
     )
-    broke_off = RESTART in ended
-    lines = [*silent(job.snapshots), *(ended if broke_off else [])]
+    still = stands_still(job.snapshots)
+    told_first = broke_off(job.snapshots) or still is not None
+    lines = [*silent(job.snapshots), *(ended if told_first else [])]
     lines += [_late_line(rank_set, team) for _, team, rank_set in late[:LISTED]]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
@@ -56,14 +55,15 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     for rank_set in sets:
         lines += _refused(rank_set)[:LISTED]
         lines += _past_and_lost(rank_set)
-    if broke_off:  # then nobody asks who was on time
-        verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
+    if told_first:  # then nobody asks who was on time
+        behind = {str(rank) for rank in still.behind} if still is not None else set()
+        verdicts = {rank: one for rank, one in verdicts.items() if one["verdict"] != ON_TIME and rank not in behind}
     lines += _counted(verdicts, late=bool(late), uneven=any(rank_set.lost_s for rank_set in sets))
     unattributed = [f"{job.names(one.places)}: {reason}" for one in sets for reason in one.reasons]
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
-    return [*lines, *([] if broke_off else ended)]
+    return [*lines, *([] if told_first else ended)]
 
 
 def stopped(snapshot: Snapshot) -> tuple[float, float]:
@@ -80,12 +80,9 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
     A rank that loses another one in a collective raises, too, so the first counts, in order of time. Where that was
     interrupted by its user, nothing broke.
     """
-    raised = sorted(
-        (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
-    )
-    lines, interrupted = [], bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
-    over = any(s.get("final") or s.get("gone") for s in snapshots)
-    if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, over)]:
+    raised, interrupted, gone = _broke_off(snapshots)
+    lines = []
+    if gone:
         how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
         lines.append(f"{name_ranks(gone)} left no last word, {how}")
     if raised:
@@ -101,7 +98,26 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
             lines.append(f"{name_ranks(quiet)} raised nothing, and the others waited in vain: look there first")
         how = "was interrupted:" if interrupted else "raised"
         lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
-    return [*lines, RESTART] if gone or (raised and not interrupted) else lines
+    still = stands_still(snapshots)
+    if (gone or (raised and "onnection" in text(raised[0], "ended"))) and not (still is not None and still.behind):
+        lines.append(RESTART)  # elsewhere, the same would come again
+    return lines
+
+
+def broke_off(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether a job did not end as it should, nor by its user."""
+    raised, interrupted, gone = _broke_off(snapshots)
+    return bool(gone or (raised and not interrupted))
+
+
+def _broke_off(snapshots: Sequence[Snapshot]) -> tuple[list[Snapshot], bool, list[int]]:
+    """Who raised, the first one first; whether that was an interrupt; and who left no last word."""
+    raised = sorted(
+        (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
+    )
+    interrupted = bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
+    over = any(s.get("final") or s.get("gone") for s in snapshots)
+    return raised, interrupted, [int(s["rank"]) for s in snapshots if _left_no_word(s, over)]
 
 
 def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -124,36 +140,67 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
         who, said = "the job is gone or cut off", f"{said} from any rank"
         said += f", for longer from {name_ranks(longer)}" * bool(longer)
     lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
-    heard = [s for s in snapshots if not (s.get("gone") or is_silent(s, now_s))]
-    return [*lines, *filter(None, [_stopped(heard, now_s)])]
+    stopped = [one.said for one in [stands_still(snapshots)] if one is not None]
+    return [*stopped, *lines] if len(ages_s) == len(snapshots) else [*lines, *stopped]
 
 
-def _stopped(heard: Sequence[Snapshot], now_s: float) -> str:
-    """That steps have stopped, and which rank the others wait for; "" where they have not."""
-    over = any(s.get("final") for s in heard)
-    aged_s = [0.0 if s.get("final") else age_s(s, now_s) or 0.0 for s in heard]
+class Standstill(NamedTuple):
+    """That no step ends, or that none did when the job was over; ``behind`` are the ranks that others wait for."""
+
+    still_s: float
+    behind: list[int]
+    said: str
+
+
+def stands_still(snapshots: Sequence[Snapshot]) -> Standstill | None:
+    """Whether steps have stopped, by the ranks that are heard; of a job that is over, by the last status of each."""
+    now_s = time.time()
+    heard = [s for s in snapshots if not (s.get("final") or s.get("gone") or is_silent(s, now_s))]
+    over = not heard or any(s.get("final") for s in snapshots)
+    heard = list(snapshots) if over else heard
+    written_s = [number(s, "unix_time_s") or now_s for s in heard]
+    until_s = min(written_s, default=now_s) if over else now_s
+    aged_s = [until_s - one_s if over else max(until_s - one_s, 0.0) for one_s in written_s]
     still_s = min(((number(s, "still_s") or 0.0) + one_s for s, one_s in zip(heard, aged_s, strict=True)), default=0.0)
     usual_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
     longest_s = max((number(s, "step", "longest_s") or 0.0 for s in heard), default=0.0)
-    patient_s = SILENT_S if over or not longest_s else min(max(STILL_S, longest_s), SILENT_S)
-    if still_s <= max(patient_s, STILL_STEPS * usual_s, *aged_s):  # statuses of different moments show no standstill
-        return ""
-    job, since = Job(heard), duration(still_s)
+    # statuses of different moments show no standstill
+    if still_s <= max(min(max(STILL_S, longest_s), SILENT_S), STILL_STEPS * usual_s, *aged_s):
+        return None
+    job = Job(heard)
     behind, waiting = job.held_up()
-    rank, others = job.names(behind), job.names(waiting)
-    if over:
-        said, ends = f"the last step ended {since} before the job did", {text(s, "ended") for s in heard} - {""}
-        if ends and behind:
-            return f"{rank} had not started the collective that {others} waited in; {said}"
-        return f"{said}: it hung, evaluated or saved" if ends == {ASKED} else ""
-    said = f"no step has ended for {since}" + f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
+    ranks = [job.ranks[place] for place in behind]
+    if still_s <= SILENT_S and not (longest_s and (behind or not over)):
+        return None
+    said = _stood(job, behind, waiting, still_s) if over else _stands(job, behind, waiting, still_s, longest_s)
+    return Standstill(still_s, ranks, said) if said else None
+
+
+def _stood(job: Job, behind: list[int], waiting: list[int], still_s: float) -> str:
+    """Of a job that is over; "" where it ended as it should, or broke off by what a rank raised first."""
+    raised, interrupted, _ = _broke_off(job.snapshots)
+    if not any(text(s, "ended") or s.get("gone") or is_silent(s, time.time()) for s in job.snapshots):
+        return ""
+    if raised and not interrupted and (not behind or raised[0]["rank"] in [job.ranks[place] for place in behind]):
+        return ""
+    said = f"the last step ended {duration(still_s)} before the job did"
+    if not behind:
+        return f"{said}: it hung, evaluated or saved"
+    at = text(job.snapshots[behind[0]], "at")
+    said += f"; rank {job.ranks[behind[0]]} was at {at}" * bool(at)
+    return f"{job.names(behind)} had not started the collective that {job.names(waiting)} waited in; {said}"
+
+
+def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, longest_s: float) -> str:
+    said = f"no step has ended for {duration(still_s)}"
+    said += f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
     if not behind:
         return f"{said}: the job hangs, evaluates or saves"
     has, it = ("has", "it") if len(behind) == 1 else ("have", "the first one")
     waits, first = "waits" if len(waiting) == 1 else "wait", job.snapshots[behind[0]]
     process, host = text(first, "locality", "process").rpartition(" ")[2], text(first, "host")
     where = f"py-spy dump --pid {process} on {host} shows where {it} stands"
-    return f"{rank} {has} not started the collective that {others} {waits} in: {where}; {said}"
+    return f"{job.names(behind)} {has} not started the collective that {job.names(waiting)} {waits} in: {where}; {said}"
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

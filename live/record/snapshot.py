@@ -9,7 +9,7 @@ schema      :data:`SCHEMA`
 job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
             ``host``
 unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``: the exception that ended the process,
-            with its place in the script, or :data:`ASKED`, or ""
+            with its place in the script, or :data:`ASKED`, or ""; ``at``: where the script was then, or ""
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""; ``off``: iterations in mode off
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)

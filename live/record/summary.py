@@ -19,7 +19,7 @@ from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.findings_text import UNHEARD, stopped
+from paceenv.live.record.findings_text import describe_end, silent, stopped
 from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
 from paceenv.live.record.run_folder import SUMMARY, RunFolder, is_silent
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
@@ -60,11 +60,11 @@ def summarise(snapshots: Sequence[Snapshot], findings: Findings | None = None) -
     """The page, by the findings of these snapshots. Facts that all ranks share are taken from the first one."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    lines = (findings or find(ranks))["text"]
-    first = [line for line in lines[:1] if UNHEARD in line]
-    heading, waiting = _heading(own, ranks), [f"  {line}" for line in lines[len(first) :]]
-    heading[1:1], waiting[:0] = first, ["Which rank waits for which"]
-    sections = (heading, _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
+    lines, ends = (findings or find(ranks))["text"], describe_end(ranks)
+    first = [*lines[: len(silent(ranks))], *ends]
+    heading, waiting = _heading(own, ranks), [f"  {line}" for line in lines if line not in first]
+    heading[1:1], waiting[:0] = first, ["Which rank waits for which"] * bool(waiting)
+    sections = (heading, _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks), _not_ended(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
@@ -89,10 +89,14 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     policy, digest = text(own, "policy", "source"), text(own, "policy", "sha256")
     if policy and mode in DECIDING:  # else it decides nothing, or no more
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
-    running = [s["rank"] for s in ranks if not (entry(s, "final") or entry(s, "gone") or is_silent(s, time.time()))]
-    if running and entry(own, "final"):
-        lines.append(f"not ended when this was written: {name_ranks(running)}")
     return lines
+
+
+def _not_ended(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
+    """Ranks that ended after this page was written, of a job that nothing ended early."""
+    running = [s["rank"] for s in ranks if not (entry(s, "final") or entry(s, "gone") or is_silent(s, time.time()))]
+    is_told = running and entry(own, "final") and not any(text(s, "ended") for s in ranks)
+    return [f"not ended when this was written: {name_ranks(running)}"] if is_told else []
 
 
 def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:

@@ -10,6 +10,8 @@ from itertools import chain, pairwise
 MAX_RUNS = 8
 """Most runs of ranks that are listed; of more, the ranks are counted."""
 MAX_NUMBERS = 1_000_000
+IN_VAIN = ("Timed out waiting", "onnection closed by peer", "onnection reset by peer")
+"""In the exceptions of ranks that waited for another one."""
 _LIST = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 
 
