@@ -178,3 +178,9 @@ def test_what_the_agent_of_the_job_says_leads(aside_s: float, causes: bool) -> N
 def test_a_trace_beside_a_hang_is_not_said_to_be_of_the_same_job() -> None:
     assert conclude(replace(PLAIN, ended=True)).lost.startswith("a job died or hangs; in the trace, ")
     assert conclude(replace(PLAIN, ended=True, agent="no step has ended")).lost.startswith("no step has ended; pers")
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_headline_that_names_a_rank_does_not_doubt_it(rank: int) -> None:
+    lost = conclude(replace(PLAIN, agent=f"insufficient evidence: rank {rank}; it varies too much")).lost
+    assert lost.startswith("persistent slow rank" if rank == 3 else "insufficient evidence: rank 2; it")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from paceenv.core.intervals import Interval
+from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps, in_words
@@ -179,6 +180,9 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
         is_healthy = not (is_paying or diagnosis.ended)
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
+    unsure = [f"{INSUFFICIENT}: {name_ranks(cause.ranks)};" for cause in diagnosis.causes if cause.ranks]
+    if diagnosis.agent.startswith(tuple(unsure)):  # the replay, which has every step, is sure
+        return lost
     if diagnosis.agent:  # which says, too, how the job ended
         return f"{diagnosis.agent}; {lost}"
     return f"a job died or hangs; in the trace, {lost}" if diagnosis.ended else lost
