@@ -136,7 +136,7 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path) -> None:
     left = json_of("diagnose", run)
     assert left["runs"] == found["runs"]
     assert left["next"] == []
-    assert any("left no trace that can be read" in note for note in left["notes"])
+    assert any("no trace yet; its page has the answer" in note for note in left["notes"])
     for status in run.rglob("*.json"):
         status.unlink()
     (run / "note.txt").write_text("x")

@@ -229,6 +229,11 @@ TEXTS: dict[str, tuple[Any, ...]] = {
         ("died: rank 1 first; ranks 1, 3 ended with exit code 1", "-9 (SIGKILL); rank 1 raised RuntimeError: no such"),
         "closed by peer",
     ),
+    "who waited in vain": (
+        "[rank0]: RuntimeError: Timed out waiting 9ms\nrank 1 had not started the collective that rank 0 waited in\n"
+        + BLOCK.format(0, 1),
+        ("rank 0 raised RuntimeError: Timed out waiting 9ms, so it waited in vain: look at rank 1",),
+    ),
     "a word about codes": (f"{STEPS}the subprocess returned code 2 questions\n", (), "died"),
     "out of memory": (f"{STEPS}srun: error: node012: task 3: Out Of Memory\n", ("task 3 ended with Out Of",)),
     "one node has no network": (

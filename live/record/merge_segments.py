@@ -61,7 +61,10 @@ def write_merged(folder: RunFolder, path: str | Path) -> int:
     attempt, rows = folder.latest(), 0
     ranks = _first_pass(folder, attempt)
     if not ranks:
-        raise InputError(f"{folder.path}: attempt {attempt} left no trace that can be read")
+        why = "left no trace that can be read"
+        if not folder.segments(attempt):
+            why = "has written no trace yet" + "; its page has the answer" * bool(folder.statuses(attempt))
+        raise InputError(f"{folder.path}: attempt {attempt} {why}")
     shifts = _shifts(folder, ranks)
     origin_s = min(float(np.interp(ranks[rank].first[0], *shifts[rank])) + ranks[rank].first[1] for rank in shifts)
     lowest, says = ranks[min(shifts)].header, in_short(folder.statuses(attempt))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceenv.core.wording import name_ranks, read_list
+from paceenv.core.wording import IN_VAIN, name_ranks, read_list
 from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group
 from paceenv.importers.log_text.log_lines import read_lines
 from paceenv.importers.nccl_info import MARK
@@ -36,6 +36,8 @@ _CODE: Final = re.compile(
 _SIGNAL: Final = re.compile(r"(?:on|by|[Cc]aught) signal (\d{1,2})\b(?!\.)|\b(SIG(?:ABRT|KILL|SEGV|BUS|FPE|ILL))\b")
 _OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory|CUDA out of memory|Segmentation fault|Bus error")
 _RAISED: Final = re.compile(r"[\w.]{0,100}(?:Error|Exception|Interrupt)(?:: .{1,200}|$)")
+_BEHIND: Final = re.compile(r"(ranks? [\d, -]{1,80}) (?:raised nothing, and|ha(?:d|s|ve) not started the collective)")
+"""What the agent of a live job says of ranks that others wait for."""
 _WHO: Final = re.compile(r"(?<![a-z])((?:local[_ ])?rank|task|process rank)s?\W{1,5}(\d{1,7})\b", re.IGNORECASE)
 _WHO_ABOVE: Final = re.compile(r"^\W{0,12}rank\W{1,12}(\d{1,7})\b")
 _ABOVE: Final = 6
@@ -79,6 +81,7 @@ class HangText:
         self._frames: dict[int, list[str]] = defaultdict(list)
         self._exits: dict[str, str] = {}
         self._raised: dict[str, str] = {}
+        self._behind = "the rank that raised nothing"
         self._ras: list[str] = []
         self._path = Path()
 
@@ -93,6 +96,8 @@ class HangText:
                 frames = self._frames[-1 if line.rank is None else line.rank]
                 frames.insert(0, f"{frame[3]} at {frame[1]}:{frame[2]}")
                 del frames[MAX_FRAMES:]
+            elif (behind := _BEHIND.search(text)) is not None:
+                self._behind = behind[1]
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
                 self._first = above[1] if is_first else self._first
@@ -172,6 +177,7 @@ class HangText:
         known = [who for who in exits if who.startswith("rank ")]
         one = self._first or (known[0] if len(known) == 1 else "")
         raised = f"; {one} raised {self._raised[one]}" if one in self._raised else ""
+        raised += f", so it waited in vain: look at {self._behind}" * any(words in raised for words in IN_VAIN)
         died = (f"the job died: {first}{'; '.join(ends[:4])}{raised}",) if ends else ()
         stuck = (
             f"the watchdog of {name_ranks(self._stuck)} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), "
