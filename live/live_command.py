@@ -14,7 +14,7 @@ from paceenv.live import control_file
 from paceenv.live.inspect_status import missing, print_status
 from paceenv.live.options import DECIDING
 from paceenv.live.record.findings import find, with_verdicts
-from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
+from paceenv.live.record.run_folder import NOT_YET, RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.start import run_command
 from paceenv.ui import output
@@ -54,7 +54,7 @@ def status(
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
     if watch and not folder.exists():
-        output.say(f"{folder}: not there yet; a job makes it once its ranks have met")
+        output.say(f"{folder}: not there yet; {NOT_YET}")
         while not folder.exists():
             time.sleep(WATCH_S)
     run = RunFolder(folder)

@@ -112,6 +112,7 @@ class Output:
         """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
         with self._loop.taking:
             loop, history, options = self._loop, self._loop.history, self._options
+            has_begun = self._rendezvous is not None  # with the first iteration, which has no number
             policy, known = loop.policy, loop.identity
             control = self._control.state() if self._control is not None else None  # before the mode, which follows it
             groups = list(loop.log.groups.values())[:MAX_GROUPS]
@@ -134,10 +135,10 @@ class Output:
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
-                "iterations": loop.iterations + (self._rendezvous is not None),  # the first one has no number
+                "iterations": loop.iterations + has_begun,
                 "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
-                "still_s": time.monotonic() - self._newest[1] if loop.iterations and loop.state != "off" else 0.0,
+                "still_s": time.monotonic() - self._newest[1] if has_begun and loop.state != "off" else 0.0,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
                 "groups": {

@@ -351,9 +351,9 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
         one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
         one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
     said = find(snapshots)["text"][0]
-    assert said.startswith(
-        f"{says}: py-spy dump --pid 71 on node0 shows where " if says else "no step has ended for 40 s"
-    )
+    acts = "they hang, evaluate or save" if says.startswith("ranks") else "it hangs, evaluates or saves"
+    named = f"{says}: {acts}; py-spy dump --pid 71 on node0 shows where "
+    assert said.startswith(named if says else "no step has ended for 40 s")
     assert "no step has ended for 40 s; the longest before took " in said
     assert "on time" not in page(find(snapshots)), "until then, perhaps"
     assert verdict(find(snapshots), 1) != "on time" or not says

@@ -58,6 +58,7 @@ def test_a_rank_that_has_not_ended_and_is_silent_is_told_first(
     live("status", str(tmp_path))
     for said in (page, capsys.readouterr().out):
         assert first.match(said.splitlines()[2 if said is page else 1])
+        assert "shows where it stands" in " ".join(said.split())
         assert "all ranks arrive on time" not in said
         assert said.count("on time") == 1, "rank 0"
 

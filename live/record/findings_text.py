@@ -136,10 +136,11 @@ def silent(snapshots: Sequence[Snapshot]) -> list[str]:
     least_s = min(ages_s.values(), default=0.0)
     longer = [rank for rank, one_s in ages_s.items() if one_s > least_s + patience_s(len(ages_s))]
     who, said = name_ranks(ages_s), f"{UNHEARD} {duration(least_s)}"
+    where = "".join(f"; {_where(s)}" for s in snapshots if int(s["rank"]) in list(ages_s)[:1])
     if len(ages_s) == len(snapshots):
         who, said = "the job is gone or cut off", f"{said} from any rank"
-        said += f", for longer from {name_ranks(longer)}" * bool(longer)
-    lines = [f"{who}: {said}; the rest is from before"] * bool(ages_s)
+        said, where = said + f", for longer from {name_ranks(longer)}" * bool(longer), ""
+    lines = [f"{who}: {said}; the rest is from before{where}"] * bool(ages_s)
     stopped = [one.said for one in [stands_still(snapshots)] if one is not None]
     return [*stopped, *lines] if len(ages_s) == len(snapshots) else [*lines, *stopped]
 
@@ -196,11 +197,17 @@ def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, lon
     said += f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
     if not behind:
         return f"{said}: the job hangs, evaluates or saves"
-    has, it = ("has", "it") if len(behind) == 1 else ("have", "the first one")
-    waits, first = "waits" if len(waiting) == 1 else "wait", job.snapshots[behind[0]]
-    process, host = text(first, "locality", "process").rpartition(" ")[2], text(first, "host")
-    where = f"py-spy dump --pid {process} on {host} shows where {it} stands"
-    return f"{job.names(behind)} {has} not started the collective that {job.names(waiting)} {waits} in: {where}; {said}"
+    has, it, acts = "has", "it", "it hangs, evaluates or saves"
+    if len(behind) > 1:
+        has, it, acts = "have", "the first one", "they hang, evaluate or save"
+    waits, where = "waits" if len(waiting) == 1 else "wait", _where(job.snapshots[behind[0]], it)
+    which = f"the collective that {job.names(waiting)} {waits} in"
+    return f"{job.names(behind)} {has} not started {which}: {acts}; {where}; {said}"
+
+
+def _where(of: Snapshot, it: str = "it") -> str:
+    process, host = text(of, "locality", "process").rpartition(" ")[2], text(of, "host")
+    return f"py-spy dump --pid {process} on {host} shows where {it} stands"
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

@@ -19,6 +19,7 @@ from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, number, text
 
 SUMMARY: Final = "summary.txt"
+NOT_YET: Final = "a job makes it after its first step; if none ends, py-spy dump --pid of its ranks shows why"
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
 """A rank without a new status for this long, and for so many of its periods, is called silent."""
 STATUS_S: Final = 2.0
@@ -90,7 +91,7 @@ class RunFolder:
         self.path = Path(path)
         self.notes: list[str] = []
         if not self.path.is_dir():
-            what = "not a folder" if self.path.exists() else "no such folder; a job makes it once its ranks have met"
+            what = "not a folder" if self.path.exists() else f"no such folder; {NOT_YET}"
             raise InputError(f"{self.path}: {what}")
         if not self.attempts():
             raise InputError(f"{self.path}: not the folder of a run: holds no attempt (like 20261123T053000-3f2a91)")

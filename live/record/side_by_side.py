@@ -103,7 +103,6 @@ class Job:
         counts = [{p: n for p, n in zip(g.places, g.started, strict=True) if n is not None} for g in self.groups]
         if (
             self.missing
-            or not used
             or any(text(s, "locality", "device") != "cpu" for s in self.snapshots)
             or any(len(of) < len(g.ranks) for g, of in zip(self.groups, counts, strict=True) if of or id(g) in used)
         ):
