@@ -102,9 +102,11 @@ def planted_on_one_card(**parameters: Any) -> Any:
 def test_a_late_rank_is_named_and_nobody_where_none_is(
     way: str, place: str, tmp_path: Path, record_property: Record
 ) -> None:
-    job = {"way": way, "late": 1, "place": place, "late_s": LATE_S, "iterations": 160, "out": str(tmp_path / "run")}
+    iterations = 320 if way == "ddp" else 120  # of which half a step is noise, as two ranks take turns on the card
+    job = {"way": way, "late": 1, "place": place, "late_s": LATE_S, "iterations": iterations}
+    job["out"] = str(tmp_path / "run")
     ranks = _on_one_card(planted_on_one_card, 2, tmp_path, **job)
-    said = [f"{rank['arrival']['verdict']} {1e3 * rank['arrival']['late_s']:.1f} ms" for rank in ranks]
+    said = [f"{rank['arrival']['verdict']} {1e3 * rank['arrival'].get('late_s', 0.0):.1f} ms" for rank in ranks]
     cost_us = max(1e6 * (rank["overhead"]["mean_s"] or 0.0) for rank in ranks)
     record_property("late", f"{', '.join(said)}; the agent's own figure {cost_us:.0f} µs an iteration")
     assert [rank["arrival"]["verdict"] == "late" for rank in ranks] == [False, bool(place)]

@@ -167,3 +167,29 @@ def test_only_the_hooks_touch_what_belongs_to_others() -> None:
             if name == "setattr" or (name.startswith("register_") and name != "register_at_fork"):
                 guilty.append(f"{path.name}:{node.lineno}: {name}")
     assert guilty == []
+
+
+def test_what_only_watches_is_taken_out_while_nothing_is_watched() -> None:
+    class Owner:
+        def method(self) -> int:
+            return 3
+
+    plain, seen = vars(Owner)["method"], list[str]()
+    hooks, registered = Hooks(pytest.fail), dict[int, Any]()
+    handle = type("Handle", (), {"remove": lambda self: registered.clear()})
+    hooks.active = True
+    hooks.around(Owner, "method", lambda args, kwargs: args, lambda token, result: seen.append("call"), always=False)
+    hooks.register(lambda entry: registered.update({0: entry}) or handle(), lambda: seen.append("node"), always=False)
+    for watching in (False, True, False):
+        hooks.watch(watching)
+        Owner().method()
+        assert bool(registered) == watching
+    assert seen == ["call"], "the first call that was passed on told that there are any"
+    assert vars(Owner)["method"] is plain
+    other = Owner.method = lambda self: 4  # another library comes meanwhile
+    for watching in (True, False):
+        hooks.watch(watching)
+        assert vars(Owner)["method"] is other
+    hooks.restore()
+    assert Owner().method() == 4
+    assert not registered

@@ -16,6 +16,7 @@ from weakref import ref
 from paceenv.live.observe.batch import STANDSTILL
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import UNKNOWN_WAIT, Group, Log
+from paceenv.live.observe.stamps import DeviceStamps
 
 _METHODS_OF = {
     "all_reduce": "allreduce allreduce_coalesced",
@@ -249,14 +250,10 @@ class StreamWaits:
         around(torch.cuda.Stream, "wait_event", self._waits, self._waited, self._log.release, always=False)
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        log = self._log
-        if not log.on_device:
-            return None
-        stamp = log.stamps.record()
-        if stamp is None or stamp.stream != args[0].cuda_stream:  # a stream of the collectives waits for the compute
-            log.release(stamp)
-            return None
-        return stamp
+        stamps = self._log.stamps
+        if isinstance(stamps, DeviceStamps) and args[0].cuda_stream == stamps.stream():
+            return stamps.record()
+        return None  # a stream of the collectives waits for the compute
 
     def _waited(self, stamp: Any, result: Any) -> None:
         self._log.add(self._log.kind(STANDSTILL, -1, 0), stamp)

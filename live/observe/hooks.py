@@ -20,8 +20,8 @@ from paceenv.live.observe.log import Log
 
 Function = Callable[..., Any]
 
-CALL_S, PASS_S = 0.5e-6, 0.15e-6
-"""What a call of one of ours takes before and after it can be measured, and what passing on a call takes, seconds."""
+CALL_S = 0.5e-6
+"""What a call of one of ours takes before and after it can be measured, seconds."""
 MEASURED_EVERY = 16
 """The agent's own cost is measured from one of so many visits of the housekeeping thread to the next after which an
 iteration was watched."""
@@ -45,7 +45,11 @@ class Hooks:
         """While the cost is measured: iterations watched and seconds waited for the device before."""
         self._costs_s = deque[float](maxlen=KEPT_COSTS)
         self._replaced: list[tuple[Any, str, Any, Function]] = []
+        self._resting: dict[Function, tuple[Any, str, Any]] = {}
+        """Of those, what is taken out in iterations that are not watched: passing calls on costs more than that."""
         self._handles: list[Any] = []
+        self._sleeping: list[tuple[Function, Function, Any]] = []
+        """Registered in watched iterations only: how, what, and the handle."""
 
     @property
     def active(self) -> bool:
@@ -57,8 +61,21 @@ class Hooks:
         self._active = self.watching = active
 
     def watch(self, watching: bool) -> None:
-        """Watch the iterations from now on, or none of them."""
+        """Watch the iterations from now on, or none of them.
+
+        What other code has replaced meanwhile is left alone.
+        """
         self.watching = watching and self._active
+        for ours, (owner, name, attribute) in list(self._resting.items()):
+            now, then = (attribute, ours) if self.watching else (ours, attribute)
+            if vars(owner).get(name) is now:
+                setattr(owner, name, then)
+        self._sleeping = [self._turned(*one) for one in self._sleeping]
+
+    def _turned(self, register: Function, entry: Function, handle: Any) -> tuple[Function, Function, Any]:
+        if handle is not None:
+            handle.remove()
+        return register, entry, register(entry) if self.watching else None
 
     def guarded(self, function: Function, *, always: bool = True, traced: bool = False) -> Function:
         """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive.
@@ -122,10 +139,8 @@ class Hooks:
             self._measures = stamps.measures = False
             (before, waited_s), self._since = self._since, None
             spent_s = max(self._spent_s - (stamps.waited_s - waited_s), 0.0)
-            watched_s = (spent_s + (CALL_S - self._reading_s) * self._calls) / (watched - before)
-            # of iterations that are not watched, the calls are only passed on
-            passed_s = (log.every - 1) * PASS_S * 0.5 * self._calls / (watched - before)
-            self._costs_s.append((watched_s + passed_s) / log.every)
+            spent_s += (CALL_S - self._reading_s) * self._calls
+            self._costs_s.append(spent_s / (watched - before) / log.every)
 
     def _measured(self, function: Function, *args: Any) -> Any:
         start_s = self._clock()
@@ -139,8 +154,11 @@ class Hooks:
         self, register: Function, function: Function, *, traced: bool = False, kept: bool = True, always: bool = True
     ) -> None:
         """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle."""
-        handle = register(self.guarded(function, always=always, traced=traced))
-        if kept:
+        entry = self.guarded(function, always=always, traced=traced)
+        handle = register(entry)
+        if kept and not always:
+            self._sleeping.append((register, entry, handle))
+        elif kept:
             self._handles.append(handle)
 
     def around(
@@ -166,9 +184,12 @@ class Hooks:
         if attribute is None:
             return
         original, report, is_compiling = getattr(owner, name), self.report, _is_compiling(traced)
+        rests = not (always or traced)  # a graph that was traced asks for the same function again
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not (self.watching or (always and self._active)) or (traced and is_compiling()):
+                if rests:
+                    self._resting[replacement] = owner, name, attribute
                 return original(*args, **kwargs)
             try:
                 token = self._measured(before, args, kwargs) if self._measures else before(args, kwargs)
@@ -194,7 +215,7 @@ class Hooks:
                 report(error)
             return result
 
-        self._replace(owner, name, attribute, original, watched)
+        replacement = self._replace(owner, name, attribute, original, watched)
 
     def instead(
         self,
@@ -231,12 +252,13 @@ class Hooks:
 
         self._replace(owner, name, attribute, original, diverted)
 
-    def _replace(self, owner: Any, name: str, attribute: Any, original: Function, ours: Function) -> None:
+    def _replace(self, owner: Any, name: str, attribute: Any, original: Function, ours: Function) -> Function:
         replacement = functools.wraps(original)(ours)
         if isinstance(owner, ModuleType):  # pickled by this name, so that another process finds its own plain function
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
         setattr(owner, name, replacement)
         self._replaced.append((owner, name, attribute, replacement))
+        return replacement
 
     def restore(self) -> None:
         """Leave PyTorch as it was. If other code has wrapped ours meanwhile, ours stays underneath and does nothing."""
@@ -245,6 +267,10 @@ class Hooks:
             owner, name, attribute, ours = self._replaced.pop()
             if vars(owner).get(name) is ours:
                 setattr(owner, name, attribute)
+        for *_, handle in self._sleeping:
+            if handle is not None:
+                handle.remove()
+        self._sleeping.clear()
         while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
             self._handles.pop().remove()
 

@@ -61,11 +61,14 @@ class DeviceStamps:
         record_event: Callable[[Any], int],
         *,
         capturing: Callable[[], bool] = lambda: False,
+        stream: Callable[[], int] = lambda: 0,
         pool_events: int = 256,
         max_events: int = 1 << 15,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._make_event, self._record_event, self.capturing, self.dropped = make_event, record_event, capturing, 0
+        self.stream = stream
+        """The handle of the stream on which this thread would record."""
         self._pool, self._left_to_make = deque(make_event() for _ in range(pool_events)), max_events - pool_events
         self._base, self._base_s, self._base_passed = self._pool.pop(), clock(), False
         self._count = itertools.count()
@@ -139,7 +142,7 @@ def cuda_stamps(device: int) -> DeviceStamps:
         stream: int
 
     current_handle, current_stream = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getCurrentStream
-    current_device, on_capturing_stream = torch._C._cuda_getDevice, torch.cuda.is_current_stream_capturing
+    current_device, on_capturing_stream = torch._C._cuda_getDevice, torch._C._cuda_isCurrentStreamCapturing
     streams: dict[int, Any] = {}
 
     def record(event: Any) -> int:
@@ -160,4 +163,6 @@ def cuda_stamps(device: int) -> DeviceStamps:
         with torch.cuda.device(device):  # restores without creating a context
             return on_capturing_stream()
 
-    return DeviceStamps(lambda: CudaEvent(enable_timing=True), record, capturing=capturing)
+    return DeviceStamps(
+        lambda: CudaEvent(enable_timing=True), record, capturing=capturing, stream=lambda: current_handle(device)
+    )

@@ -45,10 +45,10 @@ class FakeCuda:
             "_cuda_getCurrentRawStream": self.stream.__getitem__,
             "_cuda_getCurrentStream": lambda index: (self.stream[index], index, 1),
             "_cuda_getDevice": lambda: self.current,
+            "_cuda_isCurrentStreamCapturing": self._is_capturing,
         }.items():
             monkeypatch.setattr(torch._C, name, fake, raising=False)
         monkeypatch.setattr(torch.cuda, "Stream", self._stream_class())
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self._is_capturing)
         monkeypatch.setattr(torch.cuda, "_exchange_device", self._exchange)
         monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", self._maybe_exchange)
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.contexts.add(self.current))
