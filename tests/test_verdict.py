@@ -173,6 +173,7 @@ def test_what_the_agent_of_the_job_says_leads(aside_s: float, causes: bool) -> N
     assert bool(found.diagnosis.causes) == causes
     assert found.lateness is None  # one verdict, one number
     assert ("collectives of 500 ms a step run beside the compute" in found.diagnosis.verdict) != causes
+    assert "waiting for others" not in found.diagnosis.verdict
 
 
 def test_a_trace_beside_a_hang_is_not_said_to_be_of_the_same_job() -> None:

@@ -21,9 +21,9 @@ MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 4.0, 2e-4, 64
 """What watching may take of the training thread's time in an iteration, on average. Where it takes more, one iteration
 in so many is watched. The first number counts in a young job and where a trace is written; later that share of a step,
 but no less than the second number, is enough: of short steps there are many."""
-HOST_US, DEVICE_US = (20.0, 6.0), (100.0, 13.0)
-"""What it takes to watch an iteration, and each operation in it: with readings of the host's clock (DDP, from outside:
-docs/evidence/benchmarks.md), with CUDA events (measured on an H200: docs/evidence/gpu.md)."""
+HOST_US, DEVICE_US = (20.0, 6.0), (100.0, 30.0)
+"""What it takes to watch an iteration, and each operation or wait of the compute stream in it: with readings of the
+host's clock (DDP, from outside: docs/evidence/benchmarks.md), with CUDA events (on an H200: docs/evidence/gpu.md)."""
 ALL_WATCHED, YOUNG, LEAST_SHARE = 128, 1024, 64
 """Iterations at the start of a job that are watched anyway, and in which it is young. Later those that are watched lie
 no further apart than this part of the iterations so far: a rank that turns late is named soon in a young job, too."""
@@ -143,7 +143,7 @@ class Steps:
         still = self._still
         self._forget()
         if number >= ALL_WATCHED and start_s is not None:
-            self._watch_less(number, len(operations), end_s - start_s)
+            self._watch_less(number, len(operations) + len(still), end_s - start_s)
         if len(operations) > 1:
             operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s

@@ -64,7 +64,7 @@ class Arrivals:
 
     steps: int  # number of steps
     step_s: float  # mean step, seconds
-    waiting_s: float | None  # in collectives before the last member had arrived; None with one rank
+    waiting_s: float | None  # in collectives before the last member had arrived; None where that cannot be told
     transfer_s: float | None  # in collectives after that; part of it may lie beside compute
     late_RT: Array  # lateness of each rank in each step, summed over collectives, seconds
     late: tuple[LateRank, ...]  # ranks that were the latest in some step, the one with the largest sum first
@@ -73,13 +73,14 @@ class Arrivals:
 
     @property
     def text(self) -> str:
-        return self.where if self.waiting_s is None else f"{self.where}; {self.culprits}"
+        return "; ".join(filter(None, (self.where, self.culprits if len(self.late_RT) > 1 else "")))
 
     @property
     def where(self) -> str:
         """Where the time of a mean step went, in words."""
         if self.waiting_s is None:
-            return "waiting for others and transfers cannot be told apart with one rank"
+            alone = "waiting for others and transfers cannot be told apart with one rank"
+            return alone if len(self.late_RT) == 1 else ""
         return (
             f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
             f"collectives and {duration(self.transfer_s)} in their transfers"

@@ -51,7 +51,7 @@ def with_agent(diagnosis: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
     why = f"collectives of {duration(aside_s)} a step run beside the compute, whose rows contain the waiting for them"
     return replace(
         diagnosis, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None,
-        bare_step_s=None, doubt="",
+        bare_step_s=None, doubt="", arrivals=replace(diagnosis.arrivals, waiting_s=None, transfer_s=None),
     )  # fmt: skip
 
 

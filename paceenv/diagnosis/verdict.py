@@ -165,6 +165,8 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
         if diagnosis.arrivals.named is not None and REPLAY_FAILS in diagnosis.refused and not diagnosis.agent:
             shares = f"what that costs is not known ({diagnosis.refused})"
             lost = f"{diagnosis.arrivals.culprits}; {shares}; {diagnosis.arrivals.where}"
+        elif diagnosis.late and not diagnosis.refused.startswith(INSUFFICIENT):
+            lost = f"what else is lost {lost}"
     elif diagnosis.late and not (diagnosis.causes and diagnosis.causes[0].cause in OF_ONE_RANK):
         # the agent names a late rank, and the replay, which knows no waits for a rank, divides its cost up otherwise
         they_are, it = ("they are", "they have") if len(diagnosis.late) > 1 else ("it is", "it has")
