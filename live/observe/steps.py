@@ -17,7 +17,7 @@ from paceenv.live.observe.step import Operation, Shape, Step
 
 BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
-MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 4.0, 2e-4, 64
+MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 2.0, 2e-4, 64
 """What watching may take of the training thread's time in an iteration, on average. Where it takes more, one iteration
 in so many is watched. The first number counts in a young job and where a trace is written; later that share of a step,
 but no less than the second number, is enough: of short steps there are many."""
