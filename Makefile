@@ -67,7 +67,7 @@ dist: $(STAMP) ## sdist and wheel into dist/, the wheel tried in empty environme
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
 
-scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
+scores: $(STAMP) ## rebuild SCORES.md from the committed configurations (about 12 minutes)
 	@$(BIN)/python -c "from paceenv.trainers.evaluation.score_table import committed_page as page; \
 		from paceenv.ui.config_files import write_text; write_text('SCORES.md', page())"
 
