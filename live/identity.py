@@ -59,8 +59,8 @@ class Identity(NamedTuple):
 class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
-    ``on_identity`` is called when the id is known, and again when it is known who has an agent. Deadlines begin to
-    run once the job has ``begun``: until then its ranks may come far apart.
+    ``on_identity`` is called when the id is known, and again when it is known who has an agent. Nobody is late before
+    the job has ``begun``.
     """
 
     def __init__(

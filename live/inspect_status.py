@@ -114,8 +114,7 @@ def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
 def _arrives(snapshot: Snapshot) -> str:
     verdict = text(snapshot, "arrival", "verdict")
     amount = {EARLY: "early_s", LATE: "late_s"}.get(verdict)
-    why = text(snapshot, "arrival", "evidence")  # if it is short
-    said = why if why and len(why) <= len(verdict) else verdict or "-"
+    said = min(filter(None, (text(snapshot, "arrival", "evidence"), verdict)), key=len, default="-")
     return f"{verdict} {duration(number(snapshot, 'arrival', amount))}" if amount else said
 
 

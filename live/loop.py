@@ -107,8 +107,7 @@ class Loop:
                 source.install()
             from torch import distributed
 
-            for module in (distributed, distributed.distributed_c10d):
-                hooks.around(module, "init_process_group", lambda *_: None if self.begun else True, self._meet)
+            hooks.around(distributed, "init_process_group", lambda *_: None if self.begun else True, self._meet)
             self._meet()
         except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)

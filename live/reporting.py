@@ -131,7 +131,7 @@ class Output:
                 "unix_time_s": time.time(),
                 "final": self._closed,
                 "ended": self._ended,
-                "at": self._at or (_place() if still_s > STILL_S else ""),
+                "at": self._at or (_place() if still_s > 0.5 * STILL_S else ""),
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
@@ -312,6 +312,4 @@ class Output:
 def _place() -> str:
     """Where the script's main thread is now."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = walk_stack(frame) if frame is not None else ()
-    own = [one for one in stack if not str(one[0].f_globals.get("__name__")).startswith("paceenv.live.")]
-    return place_in_script(reversed(own))
+    return place_in_script(reversed(list(walk_stack(frame))))

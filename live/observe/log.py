@@ -69,7 +69,7 @@ class Group:
         self.seen, self.opaque = 0, False
         # weak: a reference that keeps a process group would change when it is destroyed
         self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
-        self._first = None if begun else self.counted()
+        self.first = None if begun else self.counted()
         self._paused: int | None = None
         self.before: int | None = None
         """What it had counted at :meth:`Log.count_from_here`."""
@@ -84,23 +84,20 @@ class Group:
         group = self._group()
         return None if group is None else tried(lambda: int(group._get_sequence_number_for_group()), None)
 
-    def begin(self) -> None:
-        self._first, self.seen, self.before = (now := self.counted()), 0, now
-
     def pause(self) -> None:
         """What is started from now on is not watched; nobody asks how much an opaque group started."""
         self._paused = None if self.opaque else self.counted()
 
     def resume(self) -> None:
         """It is watched again."""
-        if self._paused is not None and (now := self.counted()) is not None and self._first is not None:
-            self._first += now - self._paused
+        if self._paused is not None and (now := self.counted()) is not None and self.first is not None:
+            self.first += now - self._paused
         self._paused = None
 
     def started(self, method: str) -> None:
         """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
-        if self._first is None:
-            self._first = self.counted()
+        if self.first is None:
+            self.first = self.counted()
         else:
             self.seen += 1
         if method == LISTS:
@@ -109,7 +106,7 @@ class Group:
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""
         now = self.counted() if self._paused is None else self._paused
-        return 0 if self.opaque or now is None or self._first is None else max(now - self._first - self.seen, 0)
+        return 0 if self.opaque or now is None or self.first is None else max(now - self.first - self.seen, 0)
 
 
 class Log:
@@ -201,7 +198,7 @@ class Log:
             self.known(one)
         self.uneven, self._new, self.ticked_s = False, 0, monotonic()
         for group in self.groups.values():
-            group.begin()
+            group.first, group.seen, group.before = (now := group.counted()), 0, now
 
     def started(self, group: Group) -> int | None:
         """Collectives of a group since then, also in C++; None where members may not count alike."""

@@ -97,8 +97,8 @@ class Job:
         """Places of the ranks that have not started a collective that others wait in, and of those others.
 
         By what groups count; none where that cannot tell, as on a GPU, where a host runs ahead of its device. Ranks
-        that are behind because they wait themselves are left out. The ``old`` ranks may have gone on since their
-        snapshots: if it can be anybody else, it is none of them.
+        that are behind because they wait themselves are left out. ``old`` ranks may have gone on since their snapshots:
+        they are behind only in a group in which no other rank is.
         """
         used = {id(operation.group) for operation in self.operations}
         counts = [{p: n for p, n in zip(g.places, g.started, strict=True) if n is not None} for g in self.groups]
@@ -109,9 +109,14 @@ class Job:
             or any(len(of) < len(g.ranks) for g, of in zip(self.groups, counts, strict=True) if of or id(g) in used)
         ):
             return [], []
-        at_most = [{p: max(of.values()) if self.ranks[p] in old else n for p, n in of.items()} for of in counts]
-        surely = _behind(at_most)
-        return surely if surely[0] else _behind(counts)
+        sure = [{p: n for p, n in of.items() if n == max(of.values()) or self.ranks[p] not in old} for of in counts]
+        at_last = [{p: float(n == max(of.values())) for p, n in of.items()} for of in counts]
+        counts = [one if len({*one.values()}) > 1 else last for one, last in zip(sure, at_last, strict=True)]
+        behind = [{place for place, n in of.items() if n == min(of.values())} for of in counts]
+        ahead = [set(of) - least for of, least in zip(counts, behind, strict=True)]
+        first = set[int]().union(*(least for least, most in zip(behind, ahead, strict=True) if most)).difference(*ahead)
+        waiting = (most for least, most in zip(behind, ahead, strict=True) if least & first)
+        return sorted(first), sorted(set[int]().union(*waiting))
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
         """A number of the snapshots at these places; 0 where it is unknown."""
@@ -180,15 +185,6 @@ class Job:
                 joined = set().union(*parts.values())
                 of |= dict.fromkeys(joined, joined)
         return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
-
-
-def _behind(counts: Sequence[dict[int, float]]) -> tuple[list[int], list[int]]:
-    """Who is behind in a group and ahead in none, and who waits for them, by what groups count."""
-    least = [{place for place, n in of.items() if n == min(of.values())} for of in counts]
-    ahead = [set(of) - behind for of, behind in zip(counts, least, strict=True)]
-    first = set[int]().union(*(behind for behind, most in zip(least, ahead, strict=True) if most)).difference(*ahead)
-    waiting = (most for behind, most in zip(least, ahead, strict=True) if behind & first)
-    return sorted(first), sorted(set[int]().union(*waiting))
 
 
 def _own_blocks(snapshot: Snapshot) -> tuple[int, int]:
