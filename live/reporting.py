@@ -19,6 +19,7 @@ from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described, place_in_script
 from paceenv.live.loop import Loop
+from paceenv.live.observe.locality import describe
 from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import ALONE
 from paceenv.live.record.findings_text import STILL_S, stands_still
@@ -160,12 +161,9 @@ class Output:
 
     def _begin(self) -> None:
         """On the training thread: tell of this rank as soon as it is known, and begin to work with its first tick."""
-        from paceenv.live.observe import locality
-
         loop, options, keep = self._loop, self._options, self._housekeeping
         if self._rendezvous is None:
-            device = "cuda" if "nccl" in loop.backend else "cpu"  # until it is known
-            self._locality = locality.describe(device=device, backend=loop.backend)
+            self._locality = describe(device="cuda" if "nccl" in loop.backend else "cpu", backend=loop.backend)
             keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up() if loop.begun else None)
             keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
             if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others

@@ -14,7 +14,7 @@ from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import IN_VAIN, count, duration, name_ranks, percent
 from paceenv.live.record.history import STOPPED
 from paceenv.live.record.rank_sets import RankSet
-from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s, status_period_s
+from paceenv.live.record.run_folder import SILENT_PERIODS, SILENT_S, age_s, is_silent, patience_s, status_period_s
 from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
@@ -26,8 +26,6 @@ UNHEARD = "nothing heard for"
 STILL_S, STILL_STEPS = 5.0, 10.0
 """Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
 before; :data:`SILENT_S` is always long enough for the first and the last."""
-OLD_PERIODS = 2.5
-"""Of a rank that wrote its last status so many periods before the newest one, less is known."""
 STOPPED_SHARE = 0.02
 """Stopped steps are told with the ranks where they took so much of the time."""
 LISTED = 4
@@ -119,14 +117,13 @@ def _broke_off(snapshots: Sequence[Snapshot]) -> tuple[list[Snapshot], bool, lis
         (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
     )
     interrupted = bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
-    over = any(s.get("final") or s.get("gone") for s in snapshots)
-    return raised, interrupted, [int(s["rank"]) for s in snapshots if _left_no_word(s, over)]
+    left = [s for s in snapshots if not s.get("final") and (s.get("gone") or is_silent(s, time.time()))]
+    return raised, interrupted, [int(s["rank"]) for s in left] if _is_over(snapshots) else []
 
 
 def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """The ranks that have not ended, as far as is known, and were not heard from for too long: a hang, perhaps."""
-    now_s, over = time.time(), any(s.get("final") or s.get("gone") for s in snapshots)
-    return [s for s in snapshots if is_silent(s, now_s) and not _left_no_word(s, over)]
+    return [] if _is_over(snapshots) else [s for s in snapshots if is_silent(s, time.time())]
 
 
 def silent(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -164,7 +161,7 @@ def stands_still(snapshots: Sequence[Snapshot]) -> Standstill | None:
     heard, most_s = (list(snapshots), float("inf")) if over else (running, now_s)  # clocks may differ
     written_s = {int(s["rank"]): min(number(s, "unix_time_s") or now_s, most_s) for s in heard}
     # a rank that holds Python's lock writes no status any more, and starts nothing
-    recent_s = max(written_s.values(), default=0.0) - OLD_PERIODS * status_period_s(len(heard))
+    recent_s = max(written_s.values(), default=0.0) - 0.5 * SILENT_PERIODS * status_period_s(len(heard))
     old = {int(s["rank"]) for s in heard if not s.get("final") and written_s[int(s["rank"])] < recent_s}
     newer_s = [one_s for rank, one_s in written_s.items() if rank not in old]
     until_s = min(newer_s, default=0.0) if over else now_s
@@ -220,11 +217,9 @@ def _where(of: Snapshot, it: str = "it") -> str:
     return f"{said}py-spy dump --pid {process} on {host} shows where {it} stands"
 
 
-def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
-    """Whether a rank ended without its last status: its process is gone, or it is silent while others have ended."""
-    if snapshot.get("final"):
-        return False
-    return snapshot.get("gone") is True or (others_ended and is_silent(snapshot, time.time()))
+def _is_over(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether a rank has ended; then silent ones have, too, without a last word."""
+    return any(s.get("final") or s.get("gone") for s in snapshots)
 
 
 def _teams(rank_set: RankSet) -> list[list[int]]:
