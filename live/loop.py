@@ -310,6 +310,7 @@ class Loop:
             self.backend = "/".join(sorted({device_backend.split(":")[-1] for device_backend in named}))
             self.store = tried(distributed.distributed_c10d._get_default_store, None)
         elif not alone:
+            self.messages.rank = None  # the group has gone
             return
         self.messages.rank = self.rank
         self.control = self._new_control()  # a trainer may set the job's environment after the agent came
