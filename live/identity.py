@@ -59,7 +59,8 @@ class Identity(NamedTuple):
 class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
-    ``on_identity`` is called when the id is known, and again when it is known who has an agent.
+    ``on_identity`` is called when the id is known, and again when it is known who has an agent. Nobody is late before
+    the job has ``begun``.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Rendezvous:
         settings: str,
         on_identity: Callable[[Identity], None],
         deadline_s: float = DEADLINE_S,
+        begun: Callable[[], bool] = lambda: True,
     ) -> None:
         self._rank, self._world_size, self._settings, self._found = rank, world_size, settings, on_identity
-        self._deadline_s = deadline_s
+        self._begun, self._deadline_s = begun, deadline_s
         self._ending, self._lock, self._settled = threading.Event(), threading.Lock(), False
         self._thread: threading.Thread | None = None
         self.identity = Identity()
@@ -156,6 +158,8 @@ class Rendezvous:
                 time.sleep(POLL_S)
             elif self._ending.wait(pause_s):
                 ending, until_s = True, min(until_s, time.monotonic() + GOODBYE_S)
+            elif not self._begun():
+                until_s = time.monotonic() + deadline_s
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
         yield True
 

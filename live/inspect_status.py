@@ -10,6 +10,7 @@ from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end, silent
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
+from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, number, text, total
 from paceenv.live.record.summary import held, shadowed, spent
 from paceenv.ui import output
@@ -21,10 +22,9 @@ WORST, MOST_FINDINGS = 10, 4
 """Ranks, and lines of findings beside them, on one screen."""
 
 
-def missing(snapshots: Sequence[Snapshot]) -> int:
-    """Number of ranks without a status."""
-    size = max((number(s, "world_size") or 0.0 for s in snapshots), default=0.0)
-    return max(int(size) - len(snapshots), 0)
+def missing(snapshots: Sequence[Snapshot]) -> list[int]:
+    """The ranks without a status."""
+    return Job(snapshots).missing if snapshots else []
 
 
 def is_downgraded(snapshot: Snapshot) -> bool:
@@ -72,7 +72,7 @@ def print_status(
 def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
     gone = missing(snapshots)
-    lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
+    lines = [f"no status of {name_ranks(gone)}" if gone else "", *_downgrades(snapshots)]
     lines += [f"rank {s['rank']}: {said}" for s in snapshots[:1] if (said := text(s, "canary", "text"))]
     lines += [*shadowed(snapshots), *held(snapshots)[:1]]
     if total(snapshots, "pacing", "taken") and not any(text(s, "state") in DELAYING for s in snapshots):
@@ -114,7 +114,8 @@ def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
 def _arrives(snapshot: Snapshot) -> str:
     verdict = text(snapshot, "arrival", "verdict")
     amount = {EARLY: "early_s", LATE: "late_s"}.get(verdict)
-    return f"{verdict} {duration(number(snapshot, 'arrival', amount))}" if amount else verdict or "-"
+    said = min(filter(None, (text(snapshot, "arrival", "evidence"), verdict)), key=len, default="-")
+    return f"{verdict} {duration(number(snapshot, 'arrival', amount))}" if amount else said
 
 
 def _heard(snapshot: Snapshot, now_s: float) -> str:

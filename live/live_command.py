@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.wording import count
+from paceenv.core.wording import count, name_ranks
 from paceenv.live import control_file
 from paceenv.live.inspect_status import missing, print_status
 from paceenv.live.options import DECIDING
@@ -117,7 +117,7 @@ def _wait(run: RunFolder, attempt: str, wish: control_file.Wish) -> int:
         if changed and all(changed) and not lost:
             return len(changed)
         if lost and time.monotonic() - begun_s > patience_s(int(number(statuses[0], "world_size") or 1)):
-            raise InputError(f"{run.path}: {lost} ranks have no status")
+            raise InputError(f"{run.path}: no status of {name_ranks(lost)}")
 
 
 def _has_changed(run: RunFolder, snapshot: Snapshot, wish: control_file.Wish) -> bool:

@@ -89,10 +89,11 @@ def place_in_script(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _in_script(frames: Iterable[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
-    """The frames whose code lies in the script's folder."""
+    """The frames whose code lies in the script's folder, where an agent's may lie, too."""
     folder = os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))) + os.sep
     inside = [(f, line) for f, line in frames if os.path.abspath(f.f_code.co_filename).startswith(folder)]
-    return [(f, line) for f, line in inside if "site-packages" not in f.f_code.co_filename]
+    own = [(f, line) for f, line in inside if not str(f.f_globals.get("__name__")).startswith("paceenv.live.")]
+    return [(f, line) for f, line in own if "site-packages" not in f.f_code.co_filename]
 
 
 def _place(frame: FrameType, line: int) -> str:

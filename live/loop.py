@@ -22,7 +22,7 @@ from paceenv.live.log_once import Messages, described, raised_by_a_signal_handle
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives, StreamWaits
 from paceenv.live.observe.hooks import Hooks
-from paceenv.live.observe.log import Log
+from paceenv.live.observe.log import Log, tried
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, cuda_stamps
 from paceenv.live.observe.steps import Steps
@@ -62,7 +62,9 @@ class Loop:
         self.lively: dict[str, float] = {}
         """The checks for a wish to stop, and when the next of each is due, by ``time.monotonic``."""
         self.on_begin: Callable[[], None] = lambda: None
-        """Called at the first tick, when the rank is known."""
+        """Called when the rank is known, with the process group, and at the first tick."""
+        self.store: Any = None  # of the job
+        self.begun = False
         self._change: Change | None = None
         self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
         self._off_reason, self._were_off = "", 0
@@ -103,6 +105,10 @@ class Loop:
             calls = Collectives(log, hooks), FunctionalCollectives(log, hooks), self._backward, StreamWaits(log, hooks)
             for source in (self._optimizer, *calls, self._checkpoints, self.deferral):
                 source.install()
+            from torch import distributed
+
+            hooks.around(distributed, "init_process_group", lambda *_: None if self.begun else True, self._meet)
+            self._meet()
         except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)
 
@@ -262,7 +268,7 @@ class Loop:
 
     @property
     def iterations(self) -> int:
-        """Iterations since the rank was known, watched or not."""
+        """Iterations since the first tick, watched or not."""
         return self.log.count
 
     @property
@@ -293,36 +299,45 @@ class Loop:
                 self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
             self._checkpoints.install()
 
-    def _begin(self) -> None:
-        """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
-        import torch
+    def _meet(self, *_: Any, alone: bool = False) -> None:
+        """Know the rank, as soon as there is a process group, or a job ``alone``. No device may be touched yet."""
         from torch import distributed
 
         up = distributed.is_available() and distributed.is_initialized()
-        if not up and (self._in_a_group_only or int(os.environ.get("WORLD_SIZE") or 1) > 1):
-            return  # a step before the job's processes found each other
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return
-        self._thread = threading.get_ident()
-        self.log.on_this_thread()
         if up:
             self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
             named = str(distributed.get_backend_config()).split(",")  # get_backend may say "undefined"
             self.backend = "/".join(sorted({device_backend.split(":")[-1] for device_backend in named}))
-            device = self._optimizer.device
-            if "nccl" in self.backend and torch.cuda.is_available() and (device is None or device.type == "cuda"):
-                index = device.index if device is not None else torch.cuda.current_device()
-                self.device = f"cuda:{index}"
-                self.log.stamps = cuda_stamps(index)
-                self.log.on_device = True
-                self._takes_here = True  # events are read where a capture of a graph cannot be disturbed
-        self.steps.alone = self.world_size == 1
+            self.store = tried(distributed.distributed_c10d._get_default_store, None)
+        elif not alone:
+            self.messages.rank = None  # the group has gone
+            return
         self.messages.rank = self.rank
         self.control = self._new_control()  # a trainer may set the job's environment after the agent came
+        self.log.count_from_here(tried(lambda: list(distributed.distributed_c10d._world.pg_map), []))
+        self.on_begin()
+
+    def _begin(self) -> None:
+        """The first tick: only now is the device known. Its iteration is not counted."""
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        self._meet(alone=not self._in_a_group_only and int(os.environ.get("WORLD_SIZE") or 1) <= 1)
+        if self.messages.rank is None:
+            return  # a step before the job's processes found each other
+        self.log.on_this_thread()
+        device = self._optimizer.device
+        if "nccl" in self.backend and torch.cuda.is_available() and (device is None or device.type == "cuda"):
+            index = device.index if device is not None else torch.cuda.current_device()
+            self.device = f"cuda:{index}"
+            self.log.stamps = cuda_stamps(index)
+            self.log.on_device = True
+            self._takes_here = True  # events are read where a capture of a graph cannot be disturbed
+            self.control = self._new_control()
+        self.steps.alone = self.world_size == 1
         self._optimizer.tick = self._tick if self._takes_here else self.log.tick
-        self.log.uneven = False
-        for group in self.log.groups.values():
-            group.at_first_tick = group.counted()
+        self._thread, self.begun = threading.get_ident(), True
         self.on_begin()
 
     def _read(self) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from traceback import walk_stack, walk_tb
 from typing import Any
 
+from paceenv.core.wording import duration
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described, place_in_script
 from paceenv.live.loop import Loop
-from paceenv.live.observe.log import tried
+from paceenv.live.observe.locality import describe
 from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import ALONE
 from paceenv.live.record.findings_text import STILL_S, stands_still
@@ -44,7 +45,7 @@ LAST_PATIENCE_S, FEW_RANKS = 0.2, 64
 
 
 class Output:
-    """Serves one loop, from its first tick on."""
+    """Serves one loop, from when its rank is known."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._options = loop, loop.options
@@ -57,8 +58,9 @@ class Output:
         self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
         self._verdicts: dict[str, Any] = {}  # on rank 0 of all ranks, for the metrics
         self._closed, self._page, self._patience_s = False, "", PATIENCE_S
-        self._ended, self._at, self._told = "", "", False
-        self._newest: tuple[Any, float] = (), 0.0  # the newest iteration and collectives that a snapshot met, and when
+        self._ended, self._at = "", ""
+        self._told = 0, 0.0  # while a standstill lasts that was told: the iterations before it, and its length then
+        self._newest: tuple[Any, Any, float] = -1, (), 0.0  # iterations and collectives that a snapshot met, and when
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
@@ -92,10 +94,7 @@ class Output:
         loop, self._closed = self._loop, True
         self._patience_s = LAST_PATIENCE_S if loop.world_size <= FEW_RANKS else 0.0
         if not self._ended:
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            stack = walk_stack(frame) if frame is not None else ()
-            own = [one for one in stack if not str(one[0].f_globals.get("__name__")).startswith("paceenv.live.")]
-            self._ended, self._at = ASKED, place_in_script(reversed(own))
+            self._ended, self._at = ASKED, _place()
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
         if self._rendezvous is not None and not loop.identity.attempt:
             loop.identity = self._rendezvous.settle(0.1)
@@ -104,7 +103,7 @@ class Output:
 
     def _print_page(self) -> None:
         """On rank 0, once, on whichever thread comes first; nothing without an error stream."""
-        has_page = self._loop.rank == 0 and self._loop.iterations and sys.stderr is not None
+        has_page = self._loop.rank == 0 and (self._loop.iterations or any(self._told)) and sys.stderr is not None
         if has_page and self._printing.acquire(blocking=False):
             print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
 
@@ -112,13 +111,15 @@ class Output:
         """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
         with self._loop.taking:
             loop, history, options = self._loop, self._loop.history, self._options
-            has_begun = self._rendezvous is not None  # with the first iteration, which has no number
             policy, known = loop.policy, loop.identity
             control = self._control.state() if self._control is not None else None  # before the mode, which follows it
             groups = list(loop.log.groups.values())[:MAX_GROUPS]
             started = [loop.log.started(group) for group in groups]
-            if self._newest[0] != (now := (loop.iterations, started)):
-                self._newest = now, time.monotonic()
+            iterations = loop.iterations + loop.begun  # the first one has no number
+            if self._newest[:2] != (iterations, started):
+                newest_s = time.monotonic() if self._newest[0] == iterations else loop.log.ticked_s
+                self._newest = iterations, started, newest_s
+            still_s = time.monotonic() - self._newest[2] if loop.state != "off" else 0.0
             trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
             return {
                 "schema": SCHEMA,
@@ -131,14 +132,14 @@ class Output:
                 "unix_time_s": time.time(),
                 "final": self._closed,
                 "ended": self._ended,
-                "at": self._at,
+                "at": self._at or (_place() if still_s > 0.5 * STILL_S else ""),
                 "mode": loop.options.mode,
                 "state": loop.state,
                 "reason": loop.reason,
-                "iterations": loop.iterations + has_begun,
+                "iterations": iterations,
                 "off": loop.off_iterations,
                 "irregular": loop.steps.irregular,
-                "still_s": time.monotonic() - self._newest[1] if has_begun and loop.state != "off" else 0.0,
+                "still_s": still_s,
                 "unmeasured": loop.why_nothing_is_measured(),
                 **history.as_dict(),
                 "groups": {
@@ -159,32 +160,32 @@ class Output:
             }
 
     def _begin(self) -> None:
-        """The first tick, on the training thread: describe this rank's place, start the background tasks."""
-        from paceenv.live.observe import locality
-
+        """On the training thread: tell of this rank as soon as it is known, and begin to work with its first tick."""
         loop, options, keep = self._loop, self._options, self._housekeeping
-        self._locality = locality.describe(device=loop.device, backend=loop.backend)
-        keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
-        if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
-            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
-        keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
-        store = None
-        if loop.backend:
-            from torch.distributed import distributed_c10d
-
-            store = tried(distributed_c10d._get_default_store, None)
-        digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
-        self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
+        if self._rendezvous is None:
+            self._locality = describe(device="cuda" if "nccl" in loop.backend else "cpu", backend=loop.backend)
+            keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up() if loop.begun else None)
+            keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
+            if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
+                keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
+                keep.add("the trace", 1.0, self._write_trace)
+                if loop.rank == 0:
+                    period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
+                    keep.add("the summary", period_s, partial(self._write_page, options.out))
+            own = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
+            self._rendezvous = Rendezvous(loop.rank, loop.world_size, own, self._identified, begun=lambda: loop.begun)
+            keep.start()
+            self._rendezvous.begin(loop.store)
+        if not loop.begun:
+            return
+        self._locality |= {"device": loop.device}
         if options.out is not None:
             self._record(options.out)
-            if loop.rank == 0:
-                period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
-                keep.add("the summary", period_s, partial(self._write_page, options.out))
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
             self._watch("the check of the kill file", KILL_FILE_S, partial(self._check_kill_file, options.kill_file))
-        period_s, peers = poll_s(loop.world_size), Peers(loop, store)
+        period_s, peers = poll_s(loop.world_size), Peers(loop, loop.store)
         others = [("the words of other ranks", period_s, peers.look)]
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
@@ -194,9 +195,7 @@ class Output:
             others += [("who follows control.json", period_s, self._control.agree)]
         if options.mode in DELAYING or (options.out is not None and loop.world_size > 1):
             self._beside(*others)
-        keep.start()
         self._last_words.install()
-        self._rendezvous.begin(store)
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
 
@@ -238,11 +237,11 @@ class Output:
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
         self._recorder = TraceRecorder(out, job, rank, flush_s=flush_s)
         loop.history.on_batch = self._recorder.add
-        self._housekeeping.add("the trace", 1.0, self._write_trace)
 
     def _write_trace(self, final: bool) -> None:
-        self._recorder.attempt = self._loop.identity.attempt
-        self._recorder.write(final)
+        if self._recorder is not None:
+            self._recorder.attempt = self._loop.identity.attempt
+            self._recorder.write(final)
 
     def _serve(self, port: int) -> None:
         from paceenv.live.record.prometheus import MetricsServer
@@ -255,6 +254,8 @@ class Output:
 
     def _write_status(self, out: Path, final: bool) -> None:
         if self._loop.identity.attempt:  # else soon
+            if self._told[0]:
+                self._loop.catch_up()
             own = self.snapshot() | {"final": final}
             write_status(out, own)
             if self._loop.rank == 0 and not final:
@@ -262,15 +263,20 @@ class Output:
 
     def _tell_standstill(self, out: Path, own: Snapshot) -> None:
         """Log, once for each standstill, which rank the others wait for, or that steps have stopped for long."""
-        self._told = self._told and own["still_s"] > STILL_S
-        if self._told or own["still_s"] <= STILL_S:
-            return
-        others = [one for one in RunFolder(out).statuses(own["attempt"]) if one["rank"] != own["rank"]]
-        still = stands_still([own, *others])
-        longest_s = number(own, "step", "longest_s") or 0.0
-        if still is not None and still.still_s > (longest_s if still.behind else max(longest_s, SILENT_S)):
-            self._told = True  # a log of the script's may hang, too
-            background("paceenv-log", partial(self._loop.messages.log_once, still.said))
+        longest_s, (iterations, told_s) = number(own, "step", "longest_s") or 0.0, self._told
+        said = ""
+        if told_s and own["iterations"] > iterations:
+            said, self._told = "steps go on" + f"; that one took {duration(longest_s)}" * (longest_s > told_s), (0, 0.0)
+        elif not told_s and own["still_s"] > STILL_S:
+            others = [one for one in RunFolder(out).statuses(own["attempt"]) if one["rank"] != own["rank"]]
+            still = stands_still([own, *others])
+            least_s = longest_s if still is not None and still.behind else max(longest_s, SILENT_S)
+            early = not own["iterations"] and len(others) + 1 == own["world_size"]  # it may load, or compile
+            if still is not None and still.still_s > least_s and (still.behind or not early):
+                said, self._told = still.said, (own["iterations"], still.still_s)
+        if said:
+            self._write_page(out, final=False)  # a log of the script's may hang, too
+            background("paceenv-log", partial(self._loop.messages.log_once, said))
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.identity.attempt:
@@ -299,3 +305,9 @@ class Output:
         if loop.policy.candidates:
             by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}, "
         return f"mode {loop.state}, {by}{where}{files}"
+
+
+def _place() -> str:
+    """Where the script's main thread is now."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return place_in_script(reversed(list(walk_stack(frame))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from toy_jobs import SHAPES, Phase, all_of, constant, pairs, run
 
 from paceenv.live.record.findings import Findings, find, in_short, with_verdicts
 from paceenv.live.record.run_folder import SUMMARY, write_status
+from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
 LATE_S = 0.02
@@ -313,6 +314,21 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert (interrupted in page(found)) == (interrupted in heading) == ("KeyboardInterrupt" in str(ends))
 
 
+Started = Mapping[int, tuple[int | None, ...]]
+
+
+def counted(shape: str, started: Started, changed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The snapshots of a job that stands still, with what each rank started, in all groups or in each."""
+    snapshots = run(SHAPES[shape](4), 4, iterations=64)
+    for one in snapshots:
+        rank = one["rank"]
+        numbers = started[rank] * len(one["groups"]) if len(started[rank]) == 1 else started[rank]
+        groups = zip(one["groups"].values(), numbers, strict=True)
+        one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
+        one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
+    return snapshots
+
+
 TWO_BY_TWO = {0: (5, 3), 1: (4, 3), 2: (5, 4), 3: (5, 4)}
 """What ranks in pairs started, with their neighbour and with every second rank: 0 and 3 wait for 1, and 2 for 0."""
 
@@ -341,15 +357,9 @@ TWO_BY_TWO = {0: (5, 3), 1: (4, 3), 2: (5, 4), 3: (5, 4)}
     ],
 )
 def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
-    shape: str, started: dict[int, tuple[int | None, ...]], changed: dict[str, Any], says: str
+    shape: str, started: Started, changed: dict[str, Any], says: str
 ) -> None:
-    snapshots = run(SHAPES[shape](4), 4, iterations=64)
-    for one in snapshots:
-        rank = one["rank"]
-        numbers = started[rank] * len(one["groups"]) if len(started[rank]) == 1 else started[rank]
-        groups = zip(one["groups"].values(), numbers, strict=True)
-        one["groups"] = {str(k): group | {"started": n} for k, (group, n) in zip(one["groups"], groups, strict=True)}
-        one |= {"still_s": 40.0, "locality": {"device": "cpu", "process": f"boot ns {70 + rank}"}} | changed
+    snapshots = counted(shape, started, changed)
     said = find(snapshots)["text"][0]
     acts = "they hang, evaluate or save" if says.startswith("ranks") else "it hangs, evaluates or saves"
     named = f"{says}: {acts}; py-spy dump --pid 71 on node0 shows where "
@@ -370,6 +380,19 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
         ended = find([one | {"final": True, "ended": end} for one in snapshots])["text"][0]
         assert ended.startswith(otherwise) != ("had not started the collective that" in ended)
         assert ended.startswith(otherwise) != bool(says)
+
+
+def test_a_rank_that_may_have_gone_on_is_named_only_where_no_other_rank_is_behind() -> None:
+    def behind(shape: str, started: Started, old: set[int]) -> tuple[list[int], list[int]]:
+        return Job(counted(shape, started, {})).held_up(old)
+
+    assert behind("ddp", {0: (7,), 1: (2,), 2: (7,), 3: (7,)}, {1}) == ([1], [0, 2, 3])
+    assert behind("ddp", {0: (7,), 1: (2,), 2: (6,), 3: (7,)}, {1}) == ([2], [0, 3])
+    assert behind("ddp", {0: (7,), 1: (2,), 2: (4,), 3: (7,)}, {1, 2}) == ([1, 2], [0, 3])
+    assert behind("tensor and data", TWO_BY_TWO | {1: (1, 1)}, {1}) == ([1], [0, 3])
+    early = counted("ddp", {0: (7,), 1: (6,), 2: (7,), 3: (7,)}, {})
+    early[1]["iterations"] = 0
+    assert Job(early).held_up() == ([], []), "it counts from another place"
 
 
 # The page of a run

@@ -14,6 +14,8 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.live.live_command import application
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.summary import summarise
 from paceenv.live.start import run_command
 from paceenv.live.start.run_command import Split, is_rank, split
 
@@ -133,36 +135,65 @@ def test_a_kill_file_that_exists_is_announced(
     assert f"warning: the kill file {tmp_path / 'stop'} exists" in capsys.readouterr().err
 
 
+WAITS = "rank 1 has not started the collective that rank 0 waits in"
+WAITED = (
+    "rank 1 had not started the collective that rank 0 waited in; the job ended before its first step; rank 1 was at"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "exit_code", "page"),
+    ("step", "act", "end", "exit_code", "page", "log"),
     [
-        ("os.kill(os.getpid(), 9)", -9, "rank 1 left no last word"),
-        ("sys.exit(3)", 3, "rank 1 raised SystemExit: 3 (train.py:11), after 40 iterations"),
+        (
+            0,
+            "time.sleep(9)",
+            "os.kill(os.getpid(), 9)",
+            -9,
+            f"{WAITED} train.py:12, <module>",
+            f"{WAITS}.*; it is at train.py:12, <module>; py-spy dump",
+        ),
+        (
+            60,
+            "ctypes.PyDLL(None).sleep(9)",  # holds Python's lock
+            "sys.exit(3)",
+            3,
+            "rank 1 raised SystemExit: 3 (train.py:17), after 100 iterations",
+            rf"{WAITS}(.|\n)*: steps go on; that one took 9.* s$",
+        ),
     ],
 )
-def test_a_rank_that_ends_is_named_and_the_report_is_headed_by_the_script(
-    end: str, exit_code: int, page: str, tmp_path: Path
+def test_a_rank_that_hangs_or_ends_is_named_and_the_report_is_headed_by_the_script(
+    step: int, act: str, end: str, exit_code: int, page: str, log: str, tmp_path: Path
 ) -> None:
     script = """
-        import os, sys, time, torch
+        import ctypes, os, sys, time, torch
         import torch.distributed as dist
+        from paceenv.live.record import findings_text
+        findings_text.SILENT_S = 6.0  # half a minute
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         dist.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(40):
+        for step in range(100):
             time.sleep(0.05)
+            if step == {step} and dist.get_rank() == 1:
+                {act}
+                if step == 0: {end}
             model(torch.ones(1, 8)).sum().backward()
             optimizer.step()
         if dist.get_rank() == 1:
             {end}
         dist.barrier()
     """
-    (tmp_path / "train.py").write_text(textwrap.dedent(script.format(end=end)).lstrip())
+    (tmp_path / "train.py").write_text(textwrap.dedent(script.format(step=step, act=act, end=end)).lstrip())
     ended = commands.python(
         "-c", MAIN, "live", "run", "--nproc-per-node", "2", "--out", "run", "train.py", folder=tmp_path
     )
     assert ended.returncode == 1
     assert "\ntrain.py FAILED\n" in ended.stderr
     assert re.search(rf"Root Cause.*\n.*\n.*\n.*\n  rank      : 1 .*\n  exitcode  : {exit_code} ", ended.stderr)
-    assert page in " ".join((tmp_path / "run" / "summary.txt").read_text().split())
+    run = RunFolder(tmp_path / "run")
+    said = (run.path / "summary.txt").read_text() + summarise(run.statuses(run.latest()))  # before a step SIGTERM kills
+    assert page in " ".join(said.split())
+    assert re.search(log, ended.stderr, re.MULTILINE)

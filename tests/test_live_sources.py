@@ -166,9 +166,11 @@ def test_steps_have_stopped_only_for_an_agent_that_sees_them(
         own = agent.summary() | {"attempt": ATTEMPT}
         stands = "paceenv.live.reporting.stands_still"
         monkeypatch.setattr(stands, lambda ranks: Standstill(31.0, [], f"no step has ended for {len(told)} s"))
-        for still_s in (41.0, 43.0, 0.0, 41.0):
-            agent._output._tell_standstill(tmp_path, own | {"still_s": still_s})
-        assert [said[-3:] for said in told] == ["0 s", "1 s"], "once for each standstill"
+        for iterations, still_s in ((4, 41.0), (4, 43.0), (5, 0.0), (5, 41.0)):
+            agent._output._tell_standstill(tmp_path, own | {"iterations": iterations, "still_s": still_s})
+        assert [said[-11:] for said in told] == ["ded for 0 s", "steps go on", "ded for 2 s"], (
+            "once for each standstill"
+        )
         distributed.all_reduce(torch.ones(1))
         assert agent.summary()["still_s"] < 0.02, "an evaluation, perhaps"
         distributed.monitored_barrier()

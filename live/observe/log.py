@@ -9,8 +9,9 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import RLock, get_ident
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from paceenv.core.wording import format_list
@@ -68,10 +69,10 @@ class Group:
         self.seen, self.opaque = 0, False
         # weak: a reference that keeps a process group would change when it is destroyed
         self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
-        self._first = None if begun else self.counted()
+        self.first = None if begun else self.counted()
         self._paused: int | None = None
-        self.at_first_tick: int | None = None
-        """What it had counted then, on every rank at the same place of the script."""
+        self.before: int | None = None
+        """What it had counted at :meth:`Log.count_from_here`."""
 
     @property
     def ended(self) -> bool:
@@ -89,14 +90,14 @@ class Group:
 
     def resume(self) -> None:
         """It is watched again."""
-        if self._paused is not None and (now := self.counted()) is not None and self._first is not None:
-            self._first += now - self._paused
+        if self._paused is not None and (now := self.counted()) is not None and self.first is not None:
+            self.first += now - self._paused
         self._paused = None
 
     def started(self, method: str) -> None:
         """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
-        if self._first is None:
-            self._first = self.counted()
+        if self.first is None:
+            self.first = self.counted()
         else:
             self.seen += 1
         if method == LISTS:
@@ -105,7 +106,7 @@ class Group:
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""
         now = self.counted() if self._paused is None else self._paused
-        return 0 if self.opaque or now is None or self._first is None else max(now - self._first - self.seen, 0)
+        return 0 if self.opaque or now is None or self.first is None else max(now - self.first - self.seen, 0)
 
 
 class Log:
@@ -133,11 +134,12 @@ class Log:
         self.every, self.hurry = 1, False
         """One iteration in so many is watched; with ``hurry`` the next one is, and all that follow."""
         self.on_watch: Callable[[bool], None] = lambda watching: None
-        self.count = 0
-        """Iterations that are over, watched or not."""
+        self.count, self.ticked_s = 0, monotonic()
+        """Iterations that are over, watched or not, and when the last one was."""
         self.uneven = False
-        """Whether this rank has done, since the first tick, what groups count for some of their members only: sends and
+        """Whether this rank has done, since it counts, what groups count for some of their members only: sends and
         receives, also those of a monitored barrier."""
+        self._new: int | None = None  # what a group that nobody knows yet has counted
         self._to_skip = 0
         self._mark, self._late, self._place = "", "", 0  # of the iteration; one after so many operations, if none came
         self._held, self._noted = list[str](), False  # marks under way; whether any mark is set
@@ -164,7 +166,7 @@ class Log:
         mark = self._mark_of(len(rows)) if self._noted else ""
         tick = self.count, rows, mark, self.delay, self.stamps.record()
         self.rows, self.delay = [], None
-        self.count += 1
+        self.count, self.ticked_s = self.count + 1, monotonic()
         self.over.append(tick)
         if len(self.over) * (1 + len(rows)) > MAX_WAITING:  # iterations are alike
             self.overflow()
@@ -190,10 +192,18 @@ class Log:
         if operations > self._place:
             self._mark, self._late, self._place = self._mark or self._late, "", operations
 
+    def count_from_here(self, groups: Iterable[Any]) -> None:
+        """All ranks are at the same place of the script, with these process groups: the first tick, say."""
+        for one in groups:
+            self.known(one)
+        self.uneven, self._new, self.ticked_s = False, 0, monotonic()
+        for group in self.groups.values():
+            group.first, group.seen, group.before = (now := group.counted()), 0, now
+
     def started(self, group: Group) -> int | None:
-        """Collectives of a group since the first tick, also in C++; None where members may not count alike."""
+        """Collectives of a group since then, also in C++; None where members may not count alike."""
         now = group.counted()
-        return None if now is None or group.at_first_tick is None or self.uneven else now - group.at_first_tick
+        return None if now is None or group.before is None or self.uneven else now - group.before
 
     def forget(self) -> None:
         """Forget what was logged so far."""
@@ -205,7 +215,7 @@ class Log:
         if not self._to_skip:
             return False
         self._to_skip -= 1
-        self.count += 1
+        self.count, self.ticked_s = self.count + 1, monotonic()
         if not self._to_skip or self.hurry:
             self._to_skip = 0
             self._mark_of(0)
@@ -278,6 +288,7 @@ class Log:
         if described is None or described.ended:
             member, size = tried(lambda: (int(group.rank()), int(group.size())), (0, 0))
             described = Group(number, name, member, size, tried(lambda: _ranks(group), None), group, begun)
+            described.before = self._new
             if described.size > 0:
                 self.groups[number] = described
         if self.follows(group, self._by_identity):

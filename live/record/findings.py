@@ -16,7 +16,7 @@ from typing import Any, Final
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import RankSet, unknown
 from paceenv.live.record.side_by_side import Job
-from paceenv.live.record.snapshot import LATE, ON_TIME, Snapshot, number
+from paceenv.live.record.snapshot import LATE, ON_TIME, UNKNOWN, Snapshot, number
 
 SCHEMA: Final = "paceenv.findings/1"
 ALONE: Final = unknown("one rank alone")
@@ -33,8 +33,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     unheard = [str(s["rank"]) for s in words.unheard(job.snapshots)]
     verdicts |= {rank: unknown("nothing heard from it") for rank in unheard if verdicts[rank]["verdict"] == ON_TIME}
     if (still := words.stands_still(job.snapshots)) is not None:
-        of = unknown("others wait for it since steps stopped")
-        verdicts |= {str(rank): of for rank in still.behind if verdicts[str(rank)]["verdict"] == ON_TIME}
+        of = unknown("others wait for it")
+        verdicts |= {str(rank): of for rank in still.behind if verdicts[str(rank)]["verdict"] in (ON_TIME, UNKNOWN)}
     return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, sets, verdicts)}
 
 

@@ -14,7 +14,7 @@ from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import IN_VAIN, count, duration, name_ranks, percent
 from paceenv.live.record.history import STOPPED
 from paceenv.live.record.rank_sets import RankSet
-from paceenv.live.record.run_folder import SILENT_S, age_s, is_silent, patience_s
+from paceenv.live.record.run_folder import SILENT_PERIODS, SILENT_S, age_s, is_silent, patience_s, status_period_s
 from paceenv.live.record.side_by_side import Job, Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
@@ -83,7 +83,8 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
     raised, interrupted, gone = _broke_off(snapshots)
     lines = []
     if gone:
-        how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
+        how = "as one does that SIGKILL (out of memory), SIGSEGV, SIGABRT or os._exit ends"
+        how += "; before a first step SIGTERM, too" * any(number(s, "iterations") == 0.0 for s in snapshots)
         lines.append(f"{name_ranks(gone)} left no last word, {how}")
     if raised:
         first, *others = raised
@@ -116,14 +117,13 @@ def _broke_off(snapshots: Sequence[Snapshot]) -> tuple[list[Snapshot], bool, lis
         (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
     )
     interrupted = bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
-    over = any(s.get("final") or s.get("gone") for s in snapshots)
-    return raised, interrupted, [int(s["rank"]) for s in snapshots if _left_no_word(s, over)]
+    left = [s for s in snapshots if not s.get("final") and (s.get("gone") or is_silent(s, time.time()))]
+    return raised, interrupted, [int(s["rank"]) for s in left] if _is_over(snapshots) else []
 
 
 def unheard(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """The ranks that have not ended, as far as is known, and were not heard from for too long: a hang, perhaps."""
-    now_s, over = time.time(), any(s.get("final") or s.get("gone") for s in snapshots)
-    return [s for s in snapshots if is_silent(s, now_s) and not _left_no_word(s, over)]
+    return [] if _is_over(snapshots) else [s for s in snapshots if is_silent(s, time.time())]
 
 
 def silent(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -156,20 +156,23 @@ class Standstill(NamedTuple):
 def stands_still(snapshots: Sequence[Snapshot]) -> Standstill | None:
     """Whether steps have stopped, by the ranks that are heard; of a job that is over, by the last status of each."""
     now_s = time.time()
-    heard = [s for s in snapshots if not (s.get("final") or s.get("gone") or is_silent(s, now_s))]
-    over = not heard or any(s.get("final") for s in snapshots)
-    heard = list(snapshots) if over else heard
-    written_s = [number(s, "unix_time_s") or now_s for s in heard]
-    until_s = min(written_s, default=now_s) if over else now_s
-    aged_s = [until_s - one_s if over else max(until_s - one_s, 0.0) for one_s in written_s]
-    still_s = min(((number(s, "still_s") or 0.0) + one_s for s, one_s in zip(heard, aged_s, strict=True)), default=0.0)
+    running = [s for s in snapshots if not (s.get("final") or s.get("gone"))]
+    over = any(s.get("final") for s in snapshots) or all(is_silent(s, now_s) for s in running)
+    heard, most_s = (list(snapshots), float("inf")) if over else (running, now_s)  # clocks may differ
+    written_s = {int(s["rank"]): min(number(s, "unix_time_s") or now_s, most_s) for s in heard}
+    # a rank that holds Python's lock writes no status any more, and starts nothing
+    recent_s = max(written_s.values(), default=0.0) - 0.5 * SILENT_PERIODS * status_period_s(len(heard))
+    old = {int(s["rank"]) for s in heard if not s.get("final") and written_s[int(s["rank"])] < recent_s}
+    newer_s = [one_s for rank, one_s in written_s.items() if rank not in old]
+    until_s = min(newer_s, default=0.0) if over else now_s
+    still_s = min(((number(s, "still_s") or 0.0) + until_s - written_s[int(s["rank"])] for s in heard), default=0.0)
     usual_s = max((number(s, "step", "p99_s") or 0.0 for s in heard), default=0.0)
     longest_s = max((number(s, "step", "longest_s") or 0.0 for s in heard), default=0.0)
-    # statuses of different moments show no standstill
+    aged_s = [until_s - one_s for one_s in newer_s]  # statuses of different moments show no standstill
     if still_s <= max(min(max(STILL_S, longest_s), SILENT_S), STILL_STEPS * usual_s, *aged_s):
         return None
     job = Job(heard)
-    behind, waiting = job.held_up()
+    behind, waiting = job.held_up(old)
     ranks = [job.ranks[place] for place in behind]
     if still_s <= SILENT_S and not (longest_s and (behind or not over)):
         return None
@@ -185,6 +188,7 @@ def _stood(job: Job, behind: list[int], waiting: list[int], still_s: float) -> s
     if raised and not interrupted and (not behind or raised[0]["rank"] in [job.ranks[place] for place in behind]):
         return ""
     said = f"the last step ended {duration(still_s)} before the job did"
+    said = said if any(number(s, "iterations") for s in job.snapshots) else "the job ended before its first step"
     if not behind:
         return f"{said}: it hung, evaluated or saved"
     at = text(job.snapshots[behind[0]], "at")
@@ -196,7 +200,9 @@ def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, lon
     said = f"no step has ended for {duration(still_s)}"
     said += f"; the longest before took {duration(longest_s)}" * (longest_s > 0.0)
     if not behind:
-        return f"{said}: the job hangs, evaluates or saves"
+        begun = any(number(s, "iterations") for s in job.snapshots)
+        said += f"; no status of {name_ranks(job.missing)}" * (bool(job.missing) and not begun)
+        return f"{said}: the job hangs, {'evaluates or saves' if begun else 'loads or compiles'}"
     has, it, acts = "has", "it", "it hangs, evaluates or saves"
     if len(behind) > 1:
         has, it, acts = "have", "the first one", "they hang, evaluate or save"
@@ -206,15 +212,14 @@ def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, lon
 
 
 def _where(of: Snapshot, it: str = "it") -> str:
-    process, host = text(of, "locality", "process").rpartition(" ")[2], text(of, "host")
-    return f"py-spy dump --pid {process} on {host} shows where {it} stands"
+    process, host, at = text(of, "locality", "process").rpartition(" ")[2], text(of, "host"), text(of, "at")
+    said = f"{it} is at {at}; " * bool(at)
+    return f"{said}py-spy dump --pid {process} on {host} shows where {it} stands"
 
 
-def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
-    """Whether a rank ended without its last status: its process is gone, or it is silent while others have ended."""
-    if snapshot.get("final"):
-        return False
-    return snapshot.get("gone") is True or (others_ended and is_silent(snapshot, time.time()))
+def _is_over(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether a rank has ended; then silent ones have, too, without a last word."""
+    return any(s.get("final") or s.get("gone") for s in snapshots)
 
 
 def _teams(rank_set: RankSet) -> list[list[int]]:

@@ -10,7 +10,7 @@ same iterations on every rank, E entries (one rank in one operation of one group
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,20 +93,25 @@ class Job:
         """The ranks at these places in words."""
         return name_ranks([self.ranks[place] for place in places])
 
-    def held_up(self) -> tuple[list[int], list[int]]:
+    def held_up(self, old: Collection[int] = ()) -> tuple[list[int], list[int]]:
         """Places of the ranks that have not started a collective that others wait in, and of those others.
 
         By what groups count; none where that cannot tell, as on a GPU, where a host runs ahead of its device. Ranks
-        that are behind because they wait themselves are left out.
+        that are behind because they wait themselves are left out. ``old`` ranks may have gone on since their snapshots:
+        they are behind only in a group in which no other rank is.
         """
         used = {id(operation.group) for operation in self.operations}
         counts = [{p: n for p, n in zip(g.places, g.started, strict=True) if n is not None} for g in self.groups]
         if (
             self.missing
             or any(text(s, "locality", "device") != "cpu" for s in self.snapshots)
+            or len({number(s, "iterations") == 0.0 for s in self.snapshots}) > 1  # they count from different places
             or any(len(of) < len(g.ranks) for g, of in zip(self.groups, counts, strict=True) if of or id(g) in used)
         ):
             return [], []
+        sure = [{p: n for p, n in of.items() if n == max(of.values()) or self.ranks[p] not in old} for of in counts]
+        at_last = [{p: float(n == max(of.values())) for p, n in of.items()} for of in counts]
+        counts = [one if len({*one.values()}) > 1 else last for one, last in zip(sure, at_last, strict=True)]
         behind = [{place for place, n in of.items() if n == min(of.values())} for of in counts]
         ahead = [set(of) - least for of, least in zip(counts, behind, strict=True)]
         first = set[int]().union(*(least for least, most in zip(behind, ahead, strict=True) if most)).difference(*ahead)

@@ -9,7 +9,7 @@ schema      :data:`SCHEMA`
 job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
             ``host``
 unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``: the exception that ended the process,
-            with its place in the script, or :data:`ASKED`, or ""; ``at``: where the script was then, or ""
+            with its place in the script, or :data:`ASKED`, or ""; ``at``: where the script was then, or stands, or ""
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""; ``off``: iterations in mode off
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
@@ -26,7 +26,8 @@ own         the step outside all blocking operations and delays, in ``blocks``: 
 collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``,
-            ``started`` (collectives since the first tick, by its own count; null if members may not count alike)
+            ``started`` (collectives since the first tick, or until then, by its own count; null if members may not
+            count alike)
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
 side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
             in those on other CUDA streams than the compute
