@@ -77,13 +77,6 @@ def test_quantities_follow_their_distribution(quantity: dict[str, list[float]], 
     assert stats.kstest(drawn, distribution.cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(4, 0.01), (16, 0.02), (1, 0.005)])
-def test_power_law_grows_with_nodes(nodes: int, expected: float) -> None:
-    law = {"power_law": {"value": 0.01, "at_nodes": 4, "exponent": 0.5}}
-    some = cluster(noise={"jitter_cv": law})
-    assert jobs_of(some.with_nodes(nodes))["jitter_cv"][0] == pytest.approx(expected)
-
-
 # Mixes
 
 

@@ -1,4 +1,4 @@
-"""What couples steps: energy, heat, checkpoints, failures; each with its null."""
+"""What couples steps: heat, checkpoints, failures; each with its null."""
 
 from __future__ import annotations
 
@@ -16,17 +16,6 @@ from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 POWER: dict[str, Any] = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}
-
-
-# Energy
-
-
-def test_energy_is_power_times_time_by_what_ranks_do(simulator: Make) -> None:
-    sim = simulator(ranks=2, transfer_alone_s=0.5, slow_ranks=1, slow_factor=2.0, **POWER)
-    sim.run(sim.off(), 10)
-    # the slow rank computes 2 s, the other 1 s and waits 1 s, both communicate 0.5 s
-    assert sim.outcome().energy_j == pytest.approx(10 * (400 * 3.0 + 300 * (1.0 + 2 * 0.5)))
-    assert sim.outcome().time_s == pytest.approx(10 * 2.5)
 
 
 # Heat

@@ -76,23 +76,6 @@ def layers(count: int, gradients: float = 0.08) -> list[dict[str, Any]]:
     return [{"repeat": count, "step": part}]
 
 
-def test_a_transfer_in_the_background_hides_behind_compute() -> None:
-    hidden = record(cluster([compute(0.1), all_reduce(0.2, background=True), compute(0.3)]))
-    exposed = record(cluster([compute(0.1), all_reduce(0.4, background=True), compute(0.3)]))
-    assert hidden.step_ET[0, 0] == pytest.approx(0.4)
-    assert exposed.step_ET[0, 0] == pytest.approx(0.5)
-
-
-def test_two_communicators_share_the_nic_and_one_after_the_other_does_not() -> None:
-    """Both take 0.1 s alone; shared fairly the needed one takes twice as long."""
-    step = [all_reduce(0.1, communicator="a", background=True), all_to_all(0.1, communicator="b"), compute(1.0)]
-    assert record(cluster(step)).step_ET[0, 0] == pytest.approx(1.2)
-    one = [all_reduce(0.1, background=True), all_to_all(0.1), compute(1.0)]
-    found = record(cluster(one))
-    assert found.step_ET[0, 0] == pytest.approx(1.2), "in order on one communicator"
-    assert found.start_ETO[0, 0, 1] == pytest.approx(found.through_ETO[0, 0, 0])
-
-
 def test_linas_arithmetic() -> None:
     """reality.md: shared fairly a layer takes 2.0 of its compute, with the bucket held back 1.5."""
     count = 10
@@ -101,11 +84,6 @@ def test_linas_arithmetic() -> None:
     assert off == pytest.approx(count * 0.2 + 0.03, rel=1e-3)
     held = record(cluster(layers(count)), 40, (0.0, 0.0501 / wanted)).step_ET[0, -1]
     assert held == pytest.approx(wanted, rel=0.02)
-
-
-def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
-    step_T = record(cluster([compute(0.1), all_reduce(0.2, every=4)]), 8).step_ET[0]
-    np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
 
 
 ONLY_0, ONLY_1 = (all_reduce(0.1, 2, communicator="a", ranks=[rank]) for rank in (0, 1))
@@ -134,13 +112,6 @@ CROSSED = [ONLY_0, all_reduce(0.1, 2, communicator="b"), ONLY_1]
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulator(cluster([compute(0.1), all_reduce(0.1, 2, communicator="pairs")], **change))
-
-
-def test_length_of_micro_batches_varies_by_rank() -> None:
-    step = [compute(0.1, micro_batch=0), compute(0.1, micro_batch=1), all_reduce(0.01)]
-    found = record(cluster(step, program={"communicators": {}, "step": step, "length_cv": 0.2}), 50)
-    entry = found.end_ETI.reshape(50, 4, -1)[:, :, 1]
-    assert np.std(entry[:, 0] - entry[:, 2]) == pytest.approx(0.1 * 0.2 * 2.0, rel=0.3)
 
 
 @pytest.mark.parametrize(

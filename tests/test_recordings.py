@@ -11,7 +11,6 @@ import pytest
 
 from paceenv.core import pacing
 from paceenv.core.trace import read_trace
-from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator
 
@@ -57,13 +56,6 @@ def test_checkpoints_and_restarts_are_operations(
     assert checkpoints["end_s"] - checkpoints["start_s"] == pytest.approx(checkpoint_s)
     assert np.all((checkpoints["iteration"] + 1) % 10 == 0)
     assert len(checkpoints["iteration"]) == 40
-
-
-@pytest.mark.parametrize(("kind", "op"), [(GATHER, "gather"), (ALL_TO_ALL, "all_to_all")])
-def test_the_payload_collective_has_its_name(simulator: Make, tmp_path: Path, kind: int, op: str) -> None:
-    rows = traced(simulator(ranks=4, incast_kind=kind, incast_flow_s=0.1, incast_fit=9.0), tmp_path / "trace.parquet")
-    assert set(rows["op"]) == {"compute", op}
-    assert np.all(of(rows, op)["group"] == 0)
 
 
 def test_ranks_that_run_ahead_compute_before_the_collective_is_through(simulator: Make, tmp_path: Path) -> None:
