@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import commands
 import numpy as np
 import pytest
 import yaml
@@ -93,17 +90,3 @@ def test_a_file_or_section_that_cannot_be_used_is_refused(content: Any, expected
         select_policy(f"static:{file}", load_cluster("null-jitter"))
     assert str(caught.value).startswith(f"policy static:{file}: {file}: {expected}")
     assert find_policy(f"static:{file}").fault == str(caught.value), "a live job observes for the same reason"
-
-
-def test_a_live_job_follows_the_file_without_simulator_and_pydantic(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.yaml", {"mechanism": "stagger", "threshold": 0.3, "window": 0.42})
-    code = (
-        "import sys, paceenv\n"
-        "for name in ('pydantic', 'numba', 'gymnasium', 'scipy'):\n"
-        "    sys.modules[name] = None\n"
-        "from paceenv.live.decide.live_policy import find_policy\n"
-        "print(find_policy(sys.argv[1]).policy.name)\n"
-    )
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    ended = commands.run([sys.executable, "-c", code, f"static:{file}"], env=environ)
-    assert ended.stdout == "static:stagger=0.3/0.42\n", ended.stderr

@@ -139,9 +139,3 @@ def test_set_value_refuses(assignment: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         config_files.set_value({"a": 1, "l": [0, 1]}, assignment)
     assert str(caught.value).startswith(expected)
-
-
-def test_yaml_round_trip_keeps_a_cluster(tmp_path: Path) -> None:
-    some = load_cluster("two-jobs")
-    config_files.write_yaml(tmp_path / "again.yaml", some.model_dump())
-    assert load_cluster(str(tmp_path / "again.yaml")) == some

@@ -51,19 +51,6 @@ def test_stable_baselines3_has_nothing_to_say_and_trains_on_it_in_its_usual_way(
     assert len(model.ep_info_buffer or ()) == 16, "every episode of 4 steps is counted"
 
 
-def test_make_and_make_vec_find_the_environment() -> None:
-    env = gymnasium.make(ENV_ID, cluster="two-jobs", mechanisms=("phase_shift",), episode_intervals=4)
-    assert isinstance(env.unwrapped, PacingEnv)
-    env.reset(seed=1)
-    assert env.step(env.action_space.sample())[0].shape == (signals.SIGNALS,)
-    envs = gymnasium.make_vec(ENV_ID, num_envs=3, vectorization_mode="vector_entry_point", episode_intervals=4)
-    assert isinstance(envs.unwrapped, PacingVectorEnv)
-    observation, _ = envs.reset(seed=1)
-    assert observation.shape == (3, signals.SIGNALS)
-    env.close()
-    envs.close()
-
-
 @pytest.mark.parametrize(
     "code",
     [

@@ -31,7 +31,6 @@ from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import TraceMetadata, write_trace
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
-from paceenv.report.fitted import try_policies
 from paceenv.report.pictures import REST, parts
 from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline
 from paceenv.report.section import page
@@ -191,7 +190,7 @@ def test_names_from_a_file_are_text_and_a_dark_page_keeps_its_pictures(browser: 
     check_shown(light)
     assert EVIL in light.title
     assert html.escape(EVIL_OP) in evil.read_text(), "the operation that ranks meet in"
-    assert "a pipeline of 2 stages" in light.text
+    assert "no cluster to simulate: a pipeline of 2 stages, for which no cluster can be fitted." in light.text
     assert json.loads(evil.with_suffix(".json").read_text())["policies"] == [], "so nothing is foretold"
     assert light.screenshot[:40, :40].mean() > 0.95
     assert dark.screenshot[:40, :40].mean() < 0.2
@@ -227,13 +226,6 @@ def test_the_parts_of_a_step_add_up() -> None:
     diagnosis = diagnose(job.trace())
     assert sum(value for _, value in parts(diagnosis)) == pytest.approx(diagnosis.step_time_s)
     assert parts(diagnose(job_of([[1.0, 2.0]] * 2))) == [], "two steps are no evidence"
-
-
-def test_why_nothing_was_simulated_is_said_without_advice() -> None:
-    trace = PipelineJob(0, steps=12, stages=2, replicas=3, micro_batches=4, causes={"slow": 1.6}).trace()
-    baseline, pacing = try_policies(trace, "run.parquet", None, diagnose(trace), ())
-    assert baseline is None
-    assert pacing.why_not == "a pipeline of 2 stages, for which no cluster can be fitted"
 
 
 def test_who_waits_and_who_is_late_in_closed_form() -> None:

@@ -148,6 +148,18 @@ LIGHT = {
         "from paceenv.live import attach; from paceenv.live.record import housekeeping, recorder",
         SIMULATOR | {"pyarrow", "pandas", "prometheus_client", "typer", "rich", "yaml"},
     ),
+    "policy file": (
+        "import pickle; pickle.load = pickle.loads = pickle.Unpickler = None  # data only\n"
+        "from numpy import zeros; from paceenv.policies import names, policy_file\n"
+        "policy = policy_file.load_policy(names.released()).policy\n"
+        "policy.reset(1); policy.act(zeros((1, 10), 'f4'))",
+        {"torch", "numba", "gymnasium", "pydantic", "ray", "stable_baselines3"},
+    ),
+    "pacing of a cluster": (
+        "from paceenv.live.decide.live_policy import find_policy;"
+        f"assert not find_policy('static:{ROOT}/configs/clusters/unequal-slack.yaml').fault",
+        {"pydantic", "numba", "gymnasium", "scipy"},
+    ),
     "no sweep": (
         "import paceenv.live, paceenv.envs.pacing_env, paceenv.policies.select;"
         "from paceenv.trainers.evaluation import evaluate_command, static_search;"

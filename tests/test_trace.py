@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traced_jobs import STRAGGLER_DIR, needs_traces
 
 from paceenv.core import trace as trace_module
 from paceenv.core.errors import InputError
@@ -270,18 +269,3 @@ def test_straggler_import_refuses(tmp_path: Path, change: dict[str, Any], messag
     for read in (load_trace, import_straggler):
         with pytest.raises(InputError, match=message):
             read(path)
-
-
-@needs_traces
-@pytest.mark.parametrize(
-    ("name", "rows", "workers", "step_mean_s"), [("SE", 107328, 64, 9.11), ("AR", 117216, 16, 46.65)]
-)
-def test_published_traces(tmp_path: Path, name: str, rows: int, workers: int, step_mean_s: float) -> None:
-    trace = import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet")
-    assert trace.table.num_rows == rows
-    assert len(trace.metadata.ranks) == workers
-    # laid end to end, so the whole trace lasts as long as its steps together
-    iterations = len(np.unique(trace.column("iteration")))
-    assert trace.column("end_s").max() == pytest.approx(iterations * step_mean_s, rel=2e-3)
-    write_trace(trace, tmp_path / "t.parquet")
-    assert read_trace(tmp_path / "t.parquet") == trace
