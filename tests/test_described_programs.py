@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from described_steps import ideal_s
 
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
 from paceenv.sim.cluster.program.program_run import program_alone_s
 from paceenv.sim.cluster.program.program_tables import Start, tables
 from paceenv.sim.cluster.transfers import use_of
-from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 FABRIC = {"nic_gbps": 100, "intra_node_gbps": 2000, "nodes_per_leaf": 64, "uplink_gbps": 1e6, "latency_us": 5}
@@ -31,10 +30,6 @@ def cluster(nodes: int = 4, ranks_per_node: int = 1, fabric: Any = (), **more: A
     return config_files.parse(Cluster, data, "test")
 
 
-def step_s(one: Cluster) -> float:
-    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
-
-
 @pytest.mark.parametrize("nic_gbps", [10, 400])
 @pytest.mark.parametrize(
     "keys",
@@ -50,7 +45,7 @@ def test_a_folded_step_is_as_long_as_event_by_event(keys: dict[str, Any], nic_gb
     assert one.folded is not None
     plan = one.plan()
     program = tables(plan, use_of(one.fabric, one.job), has_tenants=False)
-    assert step_s(one) == pytest.approx(program_alone_s(program, plan.compute_s), rel=2e-3)
+    assert ideal_s(one) == pytest.approx(program_alone_s(program, plan.compute_s), rel=2e-3)
 
 
 def test_only_plain_data_parallelism_folds() -> None:
@@ -67,15 +62,15 @@ def test_bubble_of_a_pipeline(m: int) -> None:
     p, fabric = 4, {"nic_gbps": 1e6, "latency_us": 0}
     one = cluster(4, model={**MODEL, "vocab": 1}, batch=m, micro_batches=m, pipeline_parallel=p, fabric=fabric)
     each = one.plan().compute_s / m
-    assert step_s(one) == pytest.approx((m + p - 1) * each, rel=0.01)
+    assert ideal_s(one) == pytest.approx((m + p - 1) * each, rel=0.01)
 
 
 def test_fully_sharded_weights_hide_behind_compute_or_set_the_step() -> None:
     fast, slow = (cluster(zero_stage=3, fabric={"nic_gbps": gbps, "latency_us": 0}) for gbps in (800, 2))
     compute_s, gradients = fast.plan().compute_s, slow.workload.stage_parameters(0) * 2  # type: ignore[union-attr]
-    assert step_s(fast) == pytest.approx(compute_s, rel=0.05)
+    assert ideal_s(fast) == pytest.approx(compute_s, rel=0.05)
     moved_s = 3.0 * 0.75 * gradients / (2e9 / 8.0)
-    assert step_s(slow) == pytest.approx(moved_s, rel=0.1)
+    assert ideal_s(slow) == pytest.approx(moved_s, rel=0.1)
 
 
 @pytest.mark.parametrize("layers", [1, 5, 32, 33, 96, 1000])

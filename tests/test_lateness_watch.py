@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceenv.core.errors import InputError
 from paceenv.core.lateness import watch
 from paceenv.core.lateness.common_place import HOST, in_common
-from paceenv.core.lateness.watch import Findings, LateSpan, find_late_ranks, lateness_of
+from paceenv.core.lateness.watch import Findings, find_late_ranks, lateness_of
 
 Array = np.ndarray[Any, Any]
 
@@ -134,10 +134,6 @@ def test_false_alarms_stay_below_the_stated_rate(kind: str, monkeypatch: pytest.
     assert alarms <= 15
 
 
-def _story(named: tuple[LateSpan, ...]) -> list[tuple[int, int, int]]:
-    return sorted((span.rank, span.first, span.named) for span in named)
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.permutations(range(6)), st.integers(-8, 8), st.integers(0, 50))
 def test_order_scale_and_what_all_share_do_not_matter(order: list[int], power: int, seed: int) -> None:
@@ -146,7 +142,8 @@ def test_order_scale_and_what_all_share_do_not_matter(order: list[int], power: i
     step_s = 2.0
 
     def story(table_TR: Array, unit: float) -> list[tuple[int, int, int]]:
-        return _story(find_late_ranks(table_TR, unit * step_s).named)
+        named = find_late_ranks(table_TR, unit * step_s).named
+        return sorted((span.rank, span.first, span.named) for span in named)
 
     first = story(own_TR, 1.0)
     assert [rank for rank, _, _ in first] == [2]

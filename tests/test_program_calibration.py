@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from described_steps import ideal_s
 from importer_samples import profile_of
 from traced_jobs import H100_DIR, changed, mean_step_s, needs_h100
 
@@ -20,10 +21,8 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, write_trace
 from paceenv.importers.inputs import read_inputs
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
-from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 STEPS = 120
@@ -256,10 +255,6 @@ def without_groups(trace: Trace, *, peers: bool) -> Trace:
     messages, rank = trace.isin("op", "send", "recv"), trace.column("rank")
     peer = np.where(messages & peers, rank ^ 2, trace.column("peer"))
     return changed(trace, peer=peer, group=np.where(messages, -1, trace.column("group")))
-
-
-def ideal_s(cluster: Cluster) -> float:
-    return float(derive(cluster, episode_keys([0])).jobs["ideal_step_s"][0])
 
 
 @pytest.mark.parametrize("background", ["false", "true"])

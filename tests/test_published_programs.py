@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from described_steps import ideal_s
 from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import Compute
-from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 
@@ -25,11 +24,6 @@ def described(
     data = {"name": "published", "job": {"nodes": nodes, "ranks_per_node": per_node, "algorithm": "auto"}}
     data |= {"workload": workload, "gpu": gpu, "fabric": usual | fabric}
     return config_files.parse(Cluster, data, "published")
-
-
-def step_s(one: Cluster) -> float:
-    """The step without noise, seconds."""
-    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
 
 
 class Log(NamedTuple):
@@ -72,7 +66,7 @@ class Log(NamedTuple):
 
         kernels = (first_ms(50) - first_ms(100)) * 100.0
         rest_ms = first_ms(100) - kernels / 100.0
-        return step_s(made(kernels / (self.compute_ms - rest_ms))) * 1e3 + self.after_ms
+        return ideal_s(made(kernels / (self.compute_ms - rest_ms))) * 1e3 + self.after_ms
 
 
 @needs_jean_zay
@@ -92,7 +86,7 @@ def tokens_per_s(nodes: int, tflops: float) -> float:
     workload = {"model": LLAMA_8B, "batch": 2, "zero_stage": 3, "recompute": "selective"}
     workload |= {"parameter_dtype": "bf16", "gradient_dtype": "fp32", "activation_dtype": "bf16"}
     h100 = {"nic_gbps": 400, "nics_per_node": 8, "intra_node_gbps": 3600}
-    return 2 * 8192 / step_s(described(nodes, 8, workload, {"achievable_tflops": tflops}, h100))
+    return 2 * 8192 / ideal_s(described(nodes, 8, workload, {"achievable_tflops": tflops}, h100))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import STRAGGLER_DIR
+from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core import pacing, timing
@@ -22,7 +22,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
 
-FOLDER = STRAGGLER_DIR.with_name("socket-runs")
+pytestmark = needs_socket_runs
 BARRIER_ALONE_S = 0.003
 EARLY_RANKS = (0, 1, 4, 5)
 """Of the recorded job of three pairs, whose middle one has work after its collective."""
@@ -44,10 +44,7 @@ class Recorded:
 
 
 def recorded(name: str) -> Recorded:
-    path = FOLDER / f"{name}.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is missing: recordings of real jobs")
-    table = read_trace(path).table
+    table = read_trace(SOCKET_RUNS_DIR / f"{name}.parquet").table
     column = {key: table.column(key).to_numpy() for key in ("rank", "iteration", "start_s", "end_s")}
     op = np.array(pc.cast(table.column("op"), "string").to_pylist())
     T, R = int(column["iteration"].max()) + 1, int(column["rank"].max()) + 1
@@ -97,32 +94,23 @@ def test_a_policy_wants_the_same_whoever_paced_the_job(policy_of_run: str) -> No
     assert np.quantile(beside_other, 0.05) > 0.4 * np.mean(beside_other), "it never closes"
 
 
-class Windows(Policy):
-    """A policy, and the slack windows that it decided on, ``(intervals, rows)``."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self.name, self.interval_iterations = policy, policy.name, policy.interval_iterations
-        self.windows: list[NDArray[np.float64]] = []
-
-    def reset(self, rows: int) -> None:
-        self._policy.reset(rows)
-
-    def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        settings = self._policy.act(signals_BO)
-        self.windows.append(settings[:, pacing.SLACK, pacing.WINDOW].copy())
-        return settings
-
-
-def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording() -> None:
+def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fitted to the recording and simulated with the policy's own delays, which it may not take for something else."""
-    job = recorded("my-slack-static")  # skips without recordings
-    cluster = fit_trace(read_trace(FOLDER / "my-slack-static.parquet"), name="recorded", program=False).cluster
+    job = recorded("my-slack-static")
+    cluster = fit_trace(read_trace(SOCKET_RUNS_DIR / "my-slack-static.parquet"), program=False).cluster
     policy = select_policy("learned", cluster)
     assert isinstance(policy, Policy)
-    watched, episodes = Windows(policy), 4
-    paced = rollout.run(watched, start(cluster, np.arange(episodes)), 600)
+    windows, act, episodes = list[NDArray[np.float64]](), policy.act, 4
+
+    def watched(signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        settings = act(signals_BO)
+        windows.append(settings[:, pacing.SLACK, pacing.WINDOW].copy())
+        return settings
+
+    monkeypatch.setattr(policy, "act", watched)
+    paced = rollout.run(policy, start(cluster, np.arange(episodes)), 600)
     plain = rollout.run(passive(), start(cluster, np.arange(episodes)), 600)
-    closed = np.minimum(watched.windows, ENOUGH)[5:].reshape(-1, episodes, cluster.ranks)
+    closed = np.minimum(windows, ENOUGH)[5:].reshape(-1, episodes, cluster.ranks)
     # the pair with work after its collective is another one in each episode: means over all ranks are compared
     beside_static = np.mean([slack_windows("learned", job, rank) for rank in range(job.comm_TR.shape[1])])
     assert closed.mean() == pytest.approx(beside_static, rel=0.2)

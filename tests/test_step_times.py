@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import signal
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
@@ -33,11 +33,8 @@ def kinds(found: StepDiagnosis) -> set[str]:
 
 
 def ar1(random: np.random.Generator, n: int, memory: float, cv: float) -> Array:
-    noise = random.normal(size=n + 300) * math.sqrt(1.0 - memory**2)
-    values = np.zeros(n + 300)
-    for i in range(1, n + 300):
-        values[i] = memory * values[i - 1] + noise[i]
-    return 1.0 + cv * values[300:]
+    noise = random.normal(size=n + 300) * np.sqrt(1.0 - memory**2)
+    return 1.0 + cv * np.asarray(signal.lfilter([1.0], [1.0, -memory], noise)[300:])
 
 
 def test_the_ceiling_of_normal_steps_is_known() -> None:

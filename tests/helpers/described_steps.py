@@ -14,7 +14,6 @@ from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import laid
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
 from paceenv.sim.cluster.transfers import tiers_of, way_of
-from paceenv.sim.cluster.workload import Workload
 from paceenv.sim.engine.simulator import episode_keys
 
 
@@ -30,6 +29,11 @@ def node_bytes(plan: StepPlan, fabric: Fabric, job: Job) -> float:
                     one = laid(tiers, start.op, members, start.payload_bytes, way)
                     sent_N += one.load[tiers.nic_links][::2].reshape(job.nodes, -1).sum(axis=1)
     return float(sent_N.max())
+
+
+def ideal_s(cluster: Cluster) -> float:
+    """Its step without noise, seconds."""
+    return float(derive(cluster, episode_keys([0])).jobs["ideal_step_s"][0])
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,9 @@ def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
     workload, gpu = one.workload, one.gpu
     assert workload is not None
     assert gpu is not None
-    samples = one.samples_per_step
-    flops = samples * _sample_flops(workload) / one.ranks
-    step_s = float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
-    kernel_s = flops / (gpu.achievable_tflops * 1e12)
-    return Step(step_s, one.ranks, samples, flops, kernel_s, node_bytes(one.plan(), one.fabric, one.job))
-
-
-def _sample_flops(workload: Workload) -> float:
-    """Forward and backward of one sample, with what backward repeats."""
-    model = workload.model
+    model, samples = workload.model, one.samples_per_step
     layer_flops = sum(tensor.flops for tensor in model.layer_tensors())
     again = {"none": 0.0, "selective": model.attention_flops, "full": layer_flops / 3.0}[workload.recompute]
-    return 3.0 * model.head_flops + model.layers * (layer_flops + again)
+    flops = samples * (3.0 * model.head_flops + model.layers * (layer_flops + again)) / one.ranks
+    kernel_s = flops / (gpu.achievable_tflops * 1e12)
+    return Step(ideal_s(one), one.ranks, samples, flops, kernel_s, node_bytes(one.plan(), one.fabric, one.job))

@@ -36,8 +36,6 @@ class Meeting:
     took_us: float = 500.0
     elements: int = 1 << 20
     beside: bool = False
-    stream: int = 20
-    group: str = "0"
 
 
 @dataclass
@@ -64,7 +62,7 @@ class Job:
 class _Rank:
     host_us: float = 1e6
     compute_us: float = 1e6
-    network_us: dict[int, float] = field(default_factory=dict)
+    network_us: float = 0.0
     begun_us: float = 0.0
     device_us: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +106,7 @@ def _launch(job: Job, state: _Rank, rank: int, step: int, place: int, op: Kernel
         _add(state, "cuda_runtime", "cudaLaunchKernel", 1, launched_us, state.host_us - 2, **call)
     ready_us = launched_us + LATENCY_US
     if isinstance(op, Meeting):
-        return max(ready_us, state.compute_us, state.network_us.get(op.stream, 0.0))
+        return max(ready_us, state.compute_us, state.network_us)
     start_us = max(ready_us, state.compute_us)
     state.compute_us = start_us + job.took_us(rank, step, place, op.took_us)
     told = {"correlation": state.calls} if job.launches else {}
@@ -121,22 +119,18 @@ def _run_meeting(job: Job, state: _Rank, rank: int, op: Meeting, start_us: float
     name = f"ncclKernel_{name}" if job.old_names else f"ncclDevKernel_{name}"
     told: dict[str, Any] = {"correlation": state.calls} if job.launches else {}
     if job.metadata:
-        told |= _metadata(job, op)
-    _add(state, "kernel", name, op.stream + rank, start_us, end_us, **told)
-    state.network_us[op.stream] = end_us
+        told |= {
+            "Collective name": op.said,
+            "In msg nelems": op.elements,
+            "Out msg nelems": op.elements * (job.ranks if op.said == "_allgather_base" else 1),
+            "dtype": "BFloat16",
+            "Process Group Name": "0",
+            "Process Group Ranks": str(list(range(job.ranks))),
+        }
+    _add(state, "kernel", name, 20 + rank, start_us, end_us, **told)
+    state.network_us = end_us
     if not op.beside:
         state.compute_us = max(state.compute_us, end_us)
-
-
-def _metadata(job: Job, op: Meeting) -> dict[str, Any]:
-    return {
-        "Collective name": op.said,
-        "In msg nelems": op.elements,
-        "Out msg nelems": op.elements * (job.ranks if op.said == "_allgather_base" else 1),
-        "dtype": "BFloat16",
-        "Process Group Name": op.group,
-        "Process Group Ranks": str(list(range(job.ranks))),
-    }
 
 
 def _add(state: _Rank, category: str, name: str, tid: int, start_us: float, end_us: float, **told: Any) -> None:
