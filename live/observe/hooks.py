@@ -267,9 +267,7 @@ class Hooks:
             owner, name, attribute, ours = self._replaced.pop()
             if vars(owner).get(name) is ours:
                 setattr(owner, name, attribute)
-        for *_, handle in self._sleeping:
-            if handle is not None:
-                handle.remove()
+        self.watch(False)
         self._sleeping.clear()
         while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
             self._handles.pop().remove()

@@ -255,6 +255,10 @@ class Log:
         """Return stamps that will not be read to the pool."""
         self.stamps.release([stamp for stamp in stamps if stamp is not None])
 
+    def end(self, token: tuple[int, Any], result: Any) -> None:
+        """An operation ends now: its kind, and the stamp of its entry."""
+        self.add(token[0], token[1])
+
     def give_up(self, token: tuple[Any, Any]) -> None:
         """An operation that raised: what was to be logged, and the stamp of its entry."""
         self.release(token[1])
