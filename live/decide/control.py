@@ -47,19 +47,15 @@ class Barriers:
         self.alone_s = 0.0
         """A barrier's time once all ranks are there, as the ranks have found together; 0 before."""
         self._next_mark, self._mark_step = begin, BARRIER_EVERY
-        self._newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
+        self.newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
 
     def add(self, step: Step) -> None:
         if step.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
-            self.compared_s, self.mark = dict(self._newest), self._next_mark
+            self.compared_s, self.mark = dict(self.newest), self._next_mark
             while self._next_mark <= step.iteration:
                 self._next_mark += self._mark_step
                 self._mark_step *= 2
-        self._newest.append((step.iteration, step.barrier_s))
-
-    def forget(self) -> None:
-        """What was measured is not compared any more."""
-        self._newest.clear()
+        self.newest.append((step.iteration, step.barrier_s))
 
 
 @dataclass
@@ -143,17 +139,13 @@ class Control:
         if number is None or number not in self.chosen.out:
             self._give_up(number, why)
 
-    def finish(self) -> None:
-        """The job ends: comparisons under way get their last evaluation."""
-        self.chosen.final()
-
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
             self._shape, self.pacer = shape, None
             self._slack.clear()
-            self.barriers.forget()
+            self.barriers.newest.clear()
         acting = self.acting(self.iteration)
         if shape.has_barrier:
             self.barriers.add(step)

@@ -110,20 +110,17 @@ class Deferral:
         self._hooks.instead(DistributedDataParallel, "__init__", self._called_elsewhere)
         self._hooks.around(Work, "wait", self._waits, self._waited)
 
-    def remove(self) -> None:
-        """Start everything that is held, on any thread: once the hooks are gone, the next call would overtake it."""
+    def stop(self, *, here: bool = False) -> None:
+        """Start everything that is held, and hold nothing any more; any thread may call it.
+
+        ``here``, on whichever thread: once the hooks are gone, the next call would overtake what is held.
+        """
         self._off = True
         try:
-            self.release()
+            if here or threading.current_thread() is threading.main_thread():
+                self.release()
         finally:
-            self._wake.set()
-
-    def stop(self) -> None:
-        """Start everything that is held, and hold nothing any more; any thread may call it."""
-        self._off = True
-        if threading.current_thread() is threading.main_thread():
-            self.release()
-        self._wake.set()  # elsewhere it is the timer's work, which the end of the process waits for
+            self._wake.set()  # elsewhere it is the timer's work, which the end of the process waits for
 
     def forget(self) -> None:
         """In a forked child: what is held is the parent's."""
