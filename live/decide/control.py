@@ -47,15 +47,15 @@ class Barriers:
         self.alone_s = 0.0
         """A barrier's time once all ranks are there, as the ranks have found together; 0 before."""
         self._next_mark, self._mark_step = begin, BARRIER_EVERY
-        self.newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
+        self._newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
 
     def add(self, step: Step) -> None:
         if step.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
-            self.compared_s, self.mark = dict(self.newest), self._next_mark
+            self.compared_s, self.mark = dict(self._newest), self._next_mark
             while self._next_mark <= step.iteration:
                 self._next_mark += self._mark_step
                 self._mark_step *= 2
-        self.newest.append((step.iteration, step.barrier_s))
+        self._newest.append((step.iteration, step.barrier_s))
 
 
 @dataclass
@@ -105,7 +105,6 @@ class Control:
         )
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
-        self._shape: Shape | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         # what shadow would do counts only as long as it is in force
@@ -142,10 +141,6 @@ class Control:
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
-        if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
-            self._shape, self.pacer = shape, None
-            self._slack.clear()
-            self.barriers.newest.clear()
         acting = self.acting(self.iteration)
         if shape.has_barrier:
             self.barriers.add(step)

@@ -64,13 +64,6 @@ class Transfer:
         finally:
             self.args, self._kwargs = (), {}
 
-    def result(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        if self.work is None:
-            raise RuntimeError("the start of this collective was interrupted")
-        return self.work
-
 
 class Deferral:
     def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
@@ -254,7 +247,11 @@ class Deferral:
                 self._hooks.report(error)
             with self._lock:
                 transfer.start()  # unless it has been
-        return transfer.result()
+        if transfer.error is not None:
+            raise transfer.error
+        if transfer.work is None:
+            raise RuntimeError("the start of this collective was interrupted")
+        return transfer.work
 
     def _timed(self) -> bool:
         """Whether there is a timer thread; it is started with the first transfer."""

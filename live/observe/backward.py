@@ -39,7 +39,7 @@ class Backward:
         self._is_grad_enabled = torch.is_grad_enabled
         around = self._hooks.around
         around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._follow)
-        forward = self._forward_begins, self._forward_ended
+        forward = self._forward_begins, _Model.watch
         around(DistributedDataParallel, "forward", *forward, traced=True, always=False)
         buffers = self._buffers, self._log.end, self._log.give_up
         around(DistributedDataParallel, "_sync_buffers", *buffers, traced=True, always=False)
@@ -63,15 +63,10 @@ class Backward:
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ddp = args[0]
         if self._is_grad_enabled():
-            return ddp if ddp.find_unused_parameters else None
+            return self._model(ddp) if ddp.find_unused_parameters else None
         if not ddp.training:
             self._log.mark("evaluation")
         return None
-
-    def _forward_ended(self, ddp: Any, output: Any) -> None:
-        model = self._model(ddp)
-        if model is not None:
-            model.watch(output)
 
     def _buffers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._model(args[0])

@@ -109,10 +109,7 @@ class Checkpoints:
         """Wrap what has been imported by now; call it again for what is imported later."""
         for module, name in [(module, name) for module, name in self._left if module in sys.modules]:
             self._left.remove((module, name))
-            self._hooks.around(sys.modules[module], name, self._mark, lambda token, result: None)
-
-    def _mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._log.mark("checkpoint")
+            self._hooks.around(sys.modules[module], name, lambda *_: self._log.mark("checkpoint"), lambda *_: None)
 
 
 def _reference(optimizer: Any) -> Callable[[], Any]:
