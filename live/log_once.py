@@ -103,12 +103,7 @@ def _place(frame: FrameType, line: int) -> str:
 def raised_by_a_signal_handler(error: BaseException) -> bool:
     """Whether ``error`` came from a handler that the script has set for a signal."""
     codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in _signal_handlers()}
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def _signal_handlers() -> list[Any]:

@@ -75,7 +75,7 @@ class Loop:
         self.control = self._new_control()
         self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
         """Holds back transfers for rule ``defer``."""
-        self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
+        self._optimizer = OptimizerTick(self._begin, self.hooks, optimizer)
         self._checkpoints = Checkpoints(self.log, self.hooks)
         self._backward = Backward(self.log, self.hooks)
         self._in_a_group_only = in_a_group_only
@@ -83,7 +83,7 @@ class Loop:
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
         self.steps = Steps(self.log, lambda *delay: self.control.settle(*delay), traced=options.out is not None)
         self.history = History(self.log.kinds)
-        self.taking, self._thread = threading.RLock(), -1
+        self.taking = threading.RLock()
         self._takes_here = self.control.decides
         """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
 
@@ -170,17 +170,10 @@ class Loop:
         """Whether a :meth:`change` is still to come."""
         return self._change is not None
 
-    def _take_over(self) -> bool:
-        """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
-        if self.taking.acquire(blocking=False):
-            self._takes_here = True
-            self.taking.release()
-        return self._takes_here
-
     def _change_over(self, change: Change) -> None:
         (mode, policy, from_iteration), begins_at = change, self.log.count
         self._read()
-        self.control.finish()
+        self.control.chosen.final()
         self._were_off = self.off_iterations
         self.policy, self.options = policy, replace(self.options, mode=mode)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
@@ -191,11 +184,6 @@ class Loop:
         with self._changing:
             if self._change is change:  # else another one has come meanwhile
                 self._change, self.log.hurry = None, False
-
-    def _first_tick(self) -> None:
-        self.log.forget()
-        if not self.log.stamps.capturing():
-            self._begin()
 
     def _tick(self) -> None:
         """The end of an iteration, where the training thread itself takes it in."""
@@ -211,7 +199,10 @@ class Loop:
         if tick is not None and (tick[2] or log.marked):
             self.control.guard.quiet(tick[0])
         change = self._change
-        if not self._takes_here and (change is None or not self._take_over()):
+        if not self._takes_here and change is not None and self.taking.acquire(blocking=False):
+            self._takes_here = True
+            self.taking.release()
+        if not self._takes_here:  # the housekeeping thread does, or is at it
             return
         if change is not None and log.count >= change[2]:
             self._change_over(change)
@@ -254,14 +245,14 @@ class Loop:
             if self.hooks.active:
                 self._takes_here = True
                 self.catch_up()
-                self.control.finish()
+                self.control.chosen.final()
         except Exception as error:  # a failed device, for example
             self.fail(error)
         finally:
             self.hooks.active = False
             self._backward.forget()
             try:
-                self.deferral.remove()
+                self.deferral.stop(here=True)
             except Exception as error:
                 self.messages.log_once(f"could not be removed completely: {error}")
             self.hooks.restore()
@@ -288,7 +279,7 @@ class Loop:
     def catch_up(self) -> None:
         """Take in the iterations that can be read by now; on the housekeeping thread, or where that is not served."""
         with self.taking:
-            if not self._takes_here or threading.get_ident() == self._thread:
+            if not self._takes_here or threading.get_ident() == self.log.thread:
                 self._read()
             self.hooks.visit(self.log, self.steps.watched)
             if self.control.mode == "off":
@@ -321,12 +312,12 @@ class Loop:
         """The first tick: only now is the device known. Its iteration is not counted."""
         import torch
 
+        self.log.forget()
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
         self._meet(alone=not self._in_a_group_only and int(os.environ.get("WORLD_SIZE") or 1) <= 1)
         if self.messages.rank is None:
             return  # a step before the job's processes found each other
-        self.log.on_this_thread()
         device = self._optimizer.device
         if "nccl" in self.backend and torch.cuda.is_available() and (device is None or device.type == "cuda"):
             index = device.index if device is not None else torch.cuda.current_device()
@@ -337,7 +328,7 @@ class Loop:
             self.control = self._new_control()
         self.steps.alone = self.world_size == 1
         self._optimizer.tick = self._tick if self._takes_here else self.log.tick
-        self._thread, self.begun = threading.get_ident(), True
+        self.log.thread, self.begun = threading.get_ident(), True
         self.on_begin()
 
     def _read(self) -> None:

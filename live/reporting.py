@@ -53,6 +53,7 @@ class Output:
         self._recorder: Any = None
         self._control: ControlReader | None = None
         self._rendezvous: Rendezvous | None = None
+        self._group: tuple[int, int, Any] = 0, 1, None  # that it is of: rank, number of ranks, store
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
@@ -162,6 +163,7 @@ class Output:
     def _begin(self) -> None:
         """On the training thread: tell of this rank as soon as it is known, and begin to work with its first tick."""
         loop, options, keep = self._loop, self._options, self._housekeeping
+        group = loop.rank, loop.world_size, loop.store
         if self._rendezvous is None:
             self._locality = describe(device="cuda" if "nccl" in loop.backend else "cpu", backend=loop.backend)
             keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up() if loop.begun else None)
@@ -169,12 +171,15 @@ class Output:
             if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
                 keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
                 keep.add("the trace", 1.0, self._write_trace)
-                if loop.rank == 0:
-                    period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
-                    keep.add("the summary", period_s, partial(self._write_page, options.out))
+                period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
+                keep.add("the summary", period_s, partial(self._write_page, options.out))
+            keep.start()
+        if self._rendezvous is None or group != self._group:  # a script may make another group before its first step
+            if self._rendezvous is not None:
+                self._rendezvous.settle(0.0)
+            loop.identity, self._group = Identity(), group
             own = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
             self._rendezvous = Rendezvous(loop.rank, loop.world_size, own, self._identified, begun=lambda: loop.begun)
-            keep.start()
             self._rendezvous.begin(loop.store)
         if not loop.begun:
             return
@@ -279,7 +284,7 @@ class Output:
             background("paceenv-log", partial(self._loop.messages.log_once, said))
 
     def _write_page(self, out: Path, final: bool) -> None:
-        if not self._loop.identity.attempt:
+        if not self._loop.identity.attempt or self._loop.rank:
             return
         own = self.snapshot() | {"final": final}
         page, findings = write_summary(out, own, self._patience_s if final else 0.0)

@@ -81,16 +81,6 @@ def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
     assert not any(job.delays_s[-100:])
 
 
-def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> None:
-    """A period of the job is known after two dozen ticks; until then every tick counts as a step."""
-    job = Job("static:phase_shift=0.05/0.4", "active", lambda delay_s: STEP_S + delay_s)
-    job.run(24)
-    job.shape = Shaped({0: (1, 2)}).shape
-    before = job.control.pacer
-    job.run(1)
-    assert job.control.pacer is not before
-
-
 def _file(path: Path, low: float, high: float) -> Path:
     layers = [(np.zeros((2, signals.SIGNALS), np.float32), np.array([-1.0, 1.0], np.float32))]
     save_policy(path, PolicyFile(Learned(layers, ("slack",)), {"comm_share": (low, high)}))

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from live_bodies import attach_and_train
 from live_jobs import run_ranks
+from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import paceenv
+from paceenv import live
 from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.loop import Loop
@@ -162,3 +166,19 @@ def test_a_real_job_is_paced_only_with_an_agent_on_every_rank(tmp_path: Path) ->
     assert sum(rank["pacing"]["taken"] for rank in ranks) == 0
     assert not any(rank["agents"]["complete"] for rank in ranks)
     assert {rank["agents"]["count"] for rank in ranks if rank["agents"]["count"]} <= {2}
+
+
+def test_a_group_before_the_first_step_does_not_vouch_for_a_later_one() -> None:
+    agent = live.attach(mode="active", policy="paper")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    try:
+        distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        assert agent._loop.identity.complete
+        distributed.destroy_process_group()
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        optimizer.step()
+        assert agent._loop.begun
+        assert not agent._loop.identity.complete
+    finally:
+        agent.detach()
+        distributed.destroy_process_group()

@@ -117,7 +117,7 @@ def test_ranks_whose_processes_are_gone_are_asked_nothing(tmp_path: Path, monkey
 def test_a_change_that_comes_during_another_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     watched, policy = loop(), find_policy("paper")
     watched.change("shadow", policy, 0)
-    monkeypatch.setattr(watched.control, "finish", lambda: watched.change("off", policy, 0))
+    monkeypatch.setattr(watched.control.chosen, "final", lambda: watched.change("off", policy, 0))
     watched._tick()
     assert watched.changing
     watched._tick()

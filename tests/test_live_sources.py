@@ -292,7 +292,7 @@ def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     agent, optimizer = live.attach(), _optimizer()
     optimizer.step()
-    assert agent._loop._thread == -1
+    assert not agent._loop.begun
     agent.detach()
 
 

@@ -57,10 +57,6 @@ class Barriers:
                 self._mark_step *= 2
         self._newest.append((step.iteration, step.barrier_s))
 
-    def forget(self) -> None:
-        """What was measured is not compared any more."""
-        self._newest.clear()
-
 
 @dataclass
 class Tally:
@@ -109,7 +105,6 @@ class Control:
         )
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
-        self._shape: Shape | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         # what shadow would do counts only as long as it is in force
@@ -143,17 +138,9 @@ class Control:
         if number is None or number not in self.chosen.out:
             self._give_up(number, why)
 
-    def finish(self) -> None:
-        """The job ends: comparisons under way get their last evaluation."""
-        self.chosen.final()
-
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
-        if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
-            self._shape, self.pacer = shape, None
-            self._slack.clear()
-            self.barriers.forget()
         acting = self.acting(self.iteration)
         if shape.has_barrier:
             self.barriers.add(step)

@@ -64,13 +64,6 @@ class Transfer:
         finally:
             self.args, self._kwargs = (), {}
 
-    def result(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        if self.work is None:
-            raise RuntimeError("the start of this collective was interrupted")
-        return self.work
-
 
 class Deferral:
     def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
@@ -110,20 +103,17 @@ class Deferral:
         self._hooks.instead(DistributedDataParallel, "__init__", self._called_elsewhere)
         self._hooks.around(Work, "wait", self._waits, self._waited)
 
-    def remove(self) -> None:
-        """Start everything that is held, on any thread: once the hooks are gone, the next call would overtake it."""
+    def stop(self, *, here: bool = False) -> None:
+        """Start everything that is held, and hold nothing any more; any thread may call it.
+
+        ``here``, on whichever thread: once the hooks are gone, the next call would overtake what is held.
+        """
         self._off = True
         try:
-            self.release()
+            if here or threading.current_thread() is threading.main_thread():
+                self.release()
         finally:
-            self._wake.set()
-
-    def stop(self) -> None:
-        """Start everything that is held, and hold nothing any more; any thread may call it."""
-        self._off = True
-        if threading.current_thread() is threading.main_thread():
-            self.release()
-        self._wake.set()  # elsewhere it is the timer's work, which the end of the process waits for
+            self._wake.set()  # elsewhere it is the timer's work, which the end of the process waits for
 
     def forget(self) -> None:
         """In a forked child: what is held is the parent's."""
@@ -257,7 +247,11 @@ class Deferral:
                 self._hooks.report(error)
             with self._lock:
                 transfer.start()  # unless it has been
-        return transfer.result()
+        if transfer.error is not None:
+            raise transfer.error
+        if transfer.work is None:
+            raise RuntimeError("the start of this collective was interrupted")
+        return transfer.work
 
     def _timed(self) -> bool:
         """Whether there is a timer thread; it is started with the first transfer."""

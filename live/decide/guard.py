@@ -116,21 +116,12 @@ class GuardedPolicy(Policy):
     Raises InputError for a calibrated range of an unknown signal.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        limit_s: float = 0.02,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, policy: Policy, *, limit_s: float = 0.02, clock: Callable[[], float] = time.monotonic) -> None:
         self._watch = RangeWatch(policy.calibrated_range)
         self._policy, self._limit_s, self._clock = policy, limit_s, clock
         self.name = str(getattr(policy, "name", type(policy).__name__))
         self.interval_iterations = policy.interval_iterations
         self._slow, self._fault = 0, ""
-
-    def memory_iterations(self) -> int:
-        return self._policy.memory_iterations()
 
     def reset(self, rows: int) -> None:
         self._slow = 0

@@ -38,27 +38,24 @@ class Backward:
 
         self._is_grad_enabled = torch.is_grad_enabled
         around = self._hooks.around
-        around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._made)
-        forward = self._forward_begins, self._forward_ended
+        around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._follow)
+        forward = self._forward_begins, _Model.watch
         around(DistributedDataParallel, "forward", *forward, traced=True, always=False)
-        buffers = self._buffers, self._synchronised, self._log.give_up
+        buffers = self._buffers, self._log.end, self._log.give_up
         around(DistributedDataParallel, "_sync_buffers", *buffers, traced=True, always=False)
-        classes = {id(kind) for kind in _with_subclasses(DistributedDataParallel)}
-        for thing in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):  # an object refers to its class
-            if id(type(thing)) in classes:  # isinstance would call code of the thing itself
+        classes = _with_subclasses(DistributedDataParallel)
+        for thing in gc.get_referrers(*classes):  # an object refers to its class
+            if any(type(thing) is kind for kind in classes):  # isinstance would call code of the thing itself
                 self._follow(thing)
 
     def forget(self) -> None:
         """Keep no part of a graph any longer."""
         self._models.clear()
 
-    def _made(self, ddp: Any, result: None) -> None:
-        self._follow(ddp)
-
     def _model(self, ddp: Any) -> _Model | None:
         return next((model for model in self._models if model.ddp() is ddp), None)
 
-    def _follow(self, ddp: Any) -> None:
+    def _follow(self, ddp: Any, result: None = None) -> None:
         if self._model(ddp) is None:
             left = [model for model in self._models if model.ddp() is not None]
             self._models = [*left, _Model(ddp, self._log, self._hooks)]
@@ -66,23 +63,14 @@ class Backward:
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ddp = args[0]
         if self._is_grad_enabled():
-            return ddp if ddp.find_unused_parameters else None
+            return self._model(ddp) if ddp.find_unused_parameters else None
         if not ddp.training:
             self._log.mark("evaluation")
         return None
 
-    def _forward_ended(self, ddp: Any, output: Any) -> None:
-        model = self._model(ddp)
-        if model is not None:
-            model.watch(output)
-
     def _buffers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0], self._log.stamps.record()
-
-    def _synchronised(self, token: Any, result: None) -> None:
-        model = self._model(token[0])
-        if model is not None:
-            self._log.add(model.broadcast, token[1])
+        model = self._model(args[0])
+        return (model.broadcast, self._log.stamps.record()) if model is not None else None
 
 
 class _Model:
@@ -132,8 +120,7 @@ class _Model:
             self._queue(self._own_part)
 
     def _own_part_ends(self) -> None:
-        if self._entry is not None:  # of a reduction that failed
-            self._log.release(self._entry)
+        self._log.release(self._entry)  # of a reduction that failed
         self._entry = self._log.stamps.record()
         self._queue(self._reduction)
 

@@ -65,11 +65,10 @@ class Collectives:
         for method, op in METHODS.items():
             after = self._started(method, op, op in SINGLE and "coalesced" not in method)
             around(ProcessGroup, method, self._starts, after, self._log.give_up, always=False)
-        around(
-            ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._log.give_up, always=False
-        )
+        begins = self._coalesces, self._coalescing_began, self._log.give_up
+        around(ProcessGroup, "_start_coalescing", *begins, always=False)
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
-        around(Work, "wait", self._waits, self._waited, self._log.give_up, always=False)
+        around(Work, "wait", self._waits, self._log.end, self._log.give_up, always=False)
         for method in ("send", "recv", "recv_anysource", "monitored_barrier"):
             around(ProcessGroup, method, self._counts_apart, lambda token, result: None)
 
@@ -152,9 +151,6 @@ class Collectives:
             return UNKNOWN_WAIT, self._log.stamps.record()
         return pending[1], self._log.stamps.record() if pending[2] is None else pending[2]
 
-    def _waited(self, token: Any, result: Any) -> None:
-        self._log.add(token[0], token[1])
-
 
 def _payload(args: tuple[Any, ...]) -> int:
     """Bytes of output or input, whichever is larger: the whole payload of a gather as of a scatter."""
@@ -181,18 +177,15 @@ class FunctionalCollectives:
         """By address of the tensor's memory, which views share: the kind."""
 
     def install(self) -> None:
-        try:
-            from torch.distributed import ProcessGroup, distributed_c10d
-            from torch.distributed import _functional_collectives as module
-        except ImportError:
-            return
+        from torch.distributed import ProcessGroup, distributed_c10d
+        from torch.distributed import _functional_collectives as module
+
         self._group_type: type = ProcessGroup
         self._group_named: Any = getattr(distributed_c10d, "_resolve_process_group", None)  # private: it may go
         for name, op in FUNCTIONS.items():
             self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
-        self._hooks.around(
-            module, "wait_tensor", self._waits, self._waited, self._log.give_up, traced=True, always=False
-        )
+        waits = self._waits, self._log.end, self._log.give_up
+        self._hooks.around(module, "wait_tensor", *waits, traced=True, always=False)
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for argument in (*args[1:], *kwargs.values()):
@@ -225,9 +218,6 @@ class FunctionalCollectives:
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._pending.pop(_address(args[0]), UNKNOWN_WAIT), self._log.stamps.record()
 
-    def _waited(self, token: Any, result: Any) -> None:
-        self._log.add(*token)
-
 
 def _address(tensor: Any) -> int:
     return int(getattr(tensor, "elem", tensor).untyped_storage().data_ptr())
@@ -246,14 +236,11 @@ class StreamWaits:
     def install(self) -> None:
         import torch
 
-        around = self._hooks.around
-        around(torch.cuda.Stream, "wait_event", self._waits, self._waited, self._log.release, always=False)
+        waits = self._waits, self._log.end, self._log.give_up
+        self._hooks.around(torch.cuda.Stream, "wait_event", *waits, always=False)
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stamps = self._log.stamps
         if isinstance(stamps, DeviceStamps) and args[0].cuda_stream == stamps.stream():
-            return stamps.record()
+            return self._log.kind(STANDSTILL, -1, 0), stamps.record()
         return None  # a stream of the collectives waits for the compute
-
-    def _waited(self, stamp: Any, result: Any) -> None:
-        self._log.add(self._log.kind(STANDSTILL, -1, 0), stamp)

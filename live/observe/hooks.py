@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from statistics import fmean
+from traceback import walk_stack
 from types import ModuleType
 from typing import Any
 
@@ -36,8 +37,10 @@ class Hooks:
     """
 
     def __init__(self, fail: Callable[[BaseException], None], clock: Callable[[], float] = time.thread_time) -> None:
-        self._fail, self._active = fail, False
-        self.watching = False
+        self._fail = fail
+        self.active = False
+        """Whether the agent is at work."""
+        self.watching = True
         """Whether the iteration under way is watched; what only watches does nothing in any other."""
         self._clock, self._reading_s = clock, 0.0
         self._measures, self._calls, self._spent_s, self._visits, self._every = False, 0, 0.0, 0, 1
@@ -51,31 +54,20 @@ class Hooks:
         self._sleeping: list[tuple[Function, Function, Any]] = []
         """Registered in watched iterations only: how, what, and the handle."""
 
-    @property
-    def active(self) -> bool:
-        """Whether the agent is at work."""
-        return self._active
-
-    @active.setter
-    def active(self, active: bool) -> None:
-        self._active = self.watching = active
-
     def watch(self, watching: bool) -> None:
         """Watch the iterations from now on, or none of them.
 
         What other code has replaced meanwhile is left alone.
         """
-        self.watching = watching and self._active
+        self.watching = watching and self.active
         for ours, (owner, name, attribute) in list(self._resting.items()):
             now, then = (attribute, ours) if self.watching else (ours, attribute)
             if vars(owner).get(name) is now:
                 setattr(owner, name, then)
-        self._sleeping = [self._turned(*one) for one in self._sleeping]
-
-    def _turned(self, register: Function, entry: Function, handle: Any) -> tuple[Function, Function, Any]:
-        if handle is not None:
-            handle.remove()
-        return register, entry, register(entry) if self.watching else None
+        for place, (register, entry, handle) in enumerate(self._sleeping):
+            if handle is not None:
+                handle.remove()
+            self._sleeping[place] = register, entry, register(entry) if self.watching else None
 
     def guarded(self, function: Function, *, always: bool = True, traced: bool = False) -> Function:
         """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive.
@@ -95,7 +87,7 @@ class Hooks:
         def entry(*args: Any) -> None:
             if traced and is_compiling():
                 disabled(*args)
-            elif self._active if always else self.watching:
+            elif self.active and (always or self.watching):
                 try:
                     if self._measures:
                         self._measured(function, *args)
@@ -187,7 +179,7 @@ class Hooks:
         rests = not (always or traced)  # a graph that was traced asks for the same function again
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not (self.watching or (always and self._active)) or (traced and is_compiling()):
+            if not (self.active and (always or self.watching)) or (traced and is_compiling()):
                 if rests:
                     self._resting[replacement] = owner, name, attribute
                 return original(*args, **kwargs)
@@ -227,13 +219,11 @@ class Hooks:
     ) -> None:
         """Replace an attribute by a function that asks ours whether the original is to be called now.
 
-        Ours is asked while inactive, too: what it has put off must go first.
+        Ours is asked while inactive, too: what it has put off must go first. The rest is as in :meth:`around`.
 
         Args:
-            owner: a class or a module; nothing happens unless it has the attribute itself.
             divert: gets the original, positional and keyword arguments; returns what the caller gets, or None to call
                 the original now.
-            traced: whether ``torch.compile`` may trace the function: then ours does nothing in a graph.
         """
         attribute = vars(owner).get(name)
         if attribute is None:
@@ -267,9 +257,7 @@ class Hooks:
             owner, name, attribute, ours = self._replaced.pop()
             if vars(owner).get(name) is ours:
                 setattr(owner, name, attribute)
-        for *_, handle in self._sleeping:
-            if handle is not None:
-                handle.remove()
+        self.watch(False)
         self._sleeping.clear()
         while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
             self._handles.pop().remove()
@@ -286,9 +274,5 @@ def _is_compiling(traced: bool) -> Callable[[], bool]:
 
 def _in_a_step() -> bool:
     """Whether an optimizer's step is on the stack of this thread."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.optim.optimizer":
-            return True
-        frame = frame.f_back
-    return False
+    frames = walk_stack(sys._getframe())
+    return any(frame.f_globals.get("__name__") == "torch.optim.optimizer" for frame, _ in frames)

@@ -130,7 +130,9 @@ class Log:
         """By number; those with members are the ones that PyTorch could name."""
         self._by_identity: dict[int, Group] = {}
         self._followed: dict[tuple[int, int], Any] = {}
-        self._thread, self._in_graph = get_ident(), _graph_task()
+        self._in_graph = _graph_task()
+        self.thread = get_ident()
+        """Whose waiting blocks the step."""
         self.every, self.hurry = 1, False
         """One iteration in so many is watched; with ``hurry`` the next one is, and all that follow."""
         self.on_watch: Callable[[bool], None] = lambda watching: None
@@ -151,7 +153,7 @@ class Log:
             self.release(entry)
             return
         exit_ = self.stamps.record()
-        if get_ident() != self._thread and self._in_graph() == -1:
+        if get_ident() != self.thread and self._in_graph() == -1:
             kind = self.on_the_side(kind)
         self.rows.append((kind, entry, exit_))
 
@@ -255,6 +257,10 @@ class Log:
         """Return stamps that will not be read to the pool."""
         self.stamps.release([stamp for stamp in stamps if stamp is not None])
 
+    def end(self, token: tuple[int, Any], result: Any) -> None:
+        """An operation ends now: its kind, and the stamp of its entry."""
+        self.add(token[0], token[1])
+
     def give_up(self, token: tuple[Any, Any]) -> None:
         """An operation that raised: what was to be logged, and the stamp of its entry."""
         self.release(token[1])
@@ -267,10 +273,6 @@ class Log:
             self._held.append(kind)
         elif change == -1 and self._held:
             self._held.pop()
-
-    def on_this_thread(self) -> None:
-        """From now on, this is the thread whose waiting blocks the step."""
-        self._thread = get_ident()
 
     def known(self, group: Any, *, begun: bool = False) -> Group:
         """What is known about a process group.

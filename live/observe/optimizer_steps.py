@@ -9,9 +9,11 @@ which a checkpoint is written.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 from paceenv.live.observe.hooks import Hooks
@@ -80,17 +82,8 @@ class OptimizerTick:
 
     def _is_nested(self) -> bool:
         """Whether the step that ends here is part of another step on this thread's stack."""
-        code, is_seen = self._step_code, False
-        frame: Any = sys._getframe(1)
-        for _ in range(_FRAMES):
-            if frame is None:
-                return False
-            if frame.f_code is code:
-                if is_seen:
-                    return True
-                is_seen = True
-            frame = frame.f_back
-        return False
+        frames = itertools.islice(walk_stack(sys._getframe(1)), _FRAMES)
+        return sum(frame.f_code is self._step_code for frame, _ in frames) > 1
 
     def _size(self, optimizer: Any) -> int:
         for known, size in self._sizes:
@@ -116,10 +109,7 @@ class Checkpoints:
         """Wrap what has been imported by now; call it again for what is imported later."""
         for module, name in [(module, name) for module, name in self._left if module in sys.modules]:
             self._left.remove((module, name))
-            self._hooks.around(sys.modules[module], name, self._mark, lambda token, result: None)
-
-    def _mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._log.mark("checkpoint")
+            self._hooks.around(sys.modules[module], name, lambda *_: self._log.mark("checkpoint"), lambda *_: None)
 
 
 def _reference(optimizer: Any) -> Callable[[], Any]:

@@ -139,38 +139,24 @@ class Steps:
 
     def _finish(self, number: int, end_s: float) -> Step | None:
         start_s, self._last_exit_s = self._last_exit_s, end_s
-        operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
-        still = self._still
+        operations, ticks, mark, still = self._operations, self._ticks, self._mark, self._still
+        paced = self._paced
         self._forget()
         if number >= ALL_WATCHED and start_s is not None:
             self._watch_less(number, len(operations) + len(still), end_s - start_s)
         if len(operations) > 1:
             operations = self._from_outside(operations)
-        fits = start_s is not None and end_s > start_s
-        for _, begin_s, over_s in operations:
-            fits = fits and over_s >= begin_s
-        if start_s is None or not fits:
+        fits = all(over_s >= begin_s for _, begin_s, over_s in operations)
+        if start_s is None or not (fits and end_s > start_s):
             self.irregular += 1
             return None
         shape = self.shape
         regular = not mark and shape.observe(operations, end_s - start_s)
         self.irregular += not regular
-        pace_start_s, pace_end_s = paced if paced is not None else (start_s, start_s)
+        times = start_s, end_s, *(paced or (start_s, start_s))
         comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
-        return Step(
-            number,
-            start_s,
-            end_s,
-            pace_start_s,
-            pace_end_s,
-            operations,
-            comm_s,
-            barrier_s,
-            regular,
-            mark,
-            ticks,
-            self._still_s(operations, still) if still else math.nan,
-        )
+        still_s = self._still_s(operations, still) if still else math.nan
+        return Step(number, *times, operations, comm_s, barrier_s, regular, mark, ticks, still_s)
 
     def _still_s(self, operations: Sequence[Operation], still: Sequence[tuple[float, float]]) -> float:
         """How long the compute stream stood still for collectives on other streams; not a number if that is not known.
@@ -219,7 +205,6 @@ class Steps:
 
 
 def stamps_of(entry: Tick) -> list[Any]:
-    """All stamps of a tick."""
     stamps = [stamp for _, start, end in entry[1] or () for stamp in (start, end)]
     stamps.append(entry[4])
     if entry[3] is not None:

@@ -45,7 +45,6 @@ class SnapshotCollector(Collector):
         self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
-        """The current metrics."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
             families: dict[str, Any] = {}
             for one in self._snapshots():

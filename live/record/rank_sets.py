@@ -209,7 +209,6 @@ class RankSet:
                 self.named.append(place)
 
     def _verdict(self, place: int) -> dict[str, Any]:
-        """The verdict on the rank at ``place``."""
         late, least_s = self.late.get(place), self._least_s.get(place, math.inf)
         if place not in self.compared:
             return unknown(self.reasons[0])

@@ -55,7 +55,6 @@ IN_PLACE = "in place"
 """The context's object where this process runs the script itself, whatever its environment says."""
 SETTINGS = {"allow_interspersed_args": False}
 _SPLIT = "paceenv.live.start.split"
-_ONE_RANK = ("RANK", "WORLD_SIZE")
 _RENDEZVOUS = (
     *("standalone", "nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
     *("master-addr", "master-port"),
@@ -193,8 +192,8 @@ def is_rank(environ: Mapping[str, str]) -> bool:
     An operator on Kubernetes sets a node's ``RANK`` for the launcher inside its container, and torchrun's ``PET_``
     variables with it; a rank that torchrun started has ``LOCAL_RANK``.
     """
-    named = all(environ.get(name) for name in _ONE_RANK)
-    return named and ("LOCAL_RANK" in environ or not any(name.startswith("PET_") for name in environ))
+    named = environ.get("RANK") and environ.get("WORLD_SIZE")
+    return bool(named) and ("LOCAL_RANK" in environ or not any(name.startswith("PET_") for name in environ))
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
