@@ -147,7 +147,7 @@ WAITED = (
     [
         (
             0,
-            "time.sleep(9)",
+            "time.sleep(12)",
             "os.kill(os.getpid(), 9)",
             -9,
             f"{WAITED} train.py:12, <module>",
@@ -155,7 +155,7 @@ WAITED = (
         ),
         (
             60,
-            "ctypes.PyDLL(None).sleep(9)",  # holds Python's lock
+            "ctypes.PyDLL(None).sleep(12)",  # holds Python's lock
             "sys.exit(3)",
             3,
             "rank 1 raised SystemExit: 3 (train.py:17), after 100 iterations",
