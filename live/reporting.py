@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import walk_stack, walk_tb
 from typing import Any
 
-from paceenv.core.wording import duration
+from paceenv.core.wording import IN_VAIN, duration
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
@@ -36,12 +36,15 @@ KILL_FILE_S = 0.5
 """Seconds between two checks of the kill file."""
 ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
 """Seconds between two visits to the accounts, and two looks at the wake-up descriptor."""
+FIRST_STATUS_S = 0.4
+"""By then the ranks know the job's attempt; who ends soon after is told by it."""
 MAX_GROUPS = 64
 SEGMENT_S = 30.0
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
-LAST_PATIENCE_S, FEW_RANKS = 0.2, 64
-"""The same where SIGTERM ends a job, of so few ranks that their files can be read twice until then."""
+IN_VAIN_S, LAST_PATIENCE_S, FEW_RANKS = 0.5, 0.2, 64
+"""The same where ranks waited in vain for another one; where SIGTERM ends a job, of so few ranks that their files can
+be read twice until then."""
 
 
 class Output:
@@ -87,7 +90,9 @@ class Output:
     def end_with(self, error: BaseException | None) -> None:
         """The process ends, with an exception where there is one; then no other rank ends before this one does."""
         if error is not None:
-            self._ended, self._patience_s = described(error, of_script=True), 0.0
+            self._ended = described(error, of_script=True)
+            # others that waited in vain raise at the same time, and a launcher kills them and this one soon after
+            self._patience_s = IN_VAIN_S if any(words in self._ended for words in IN_VAIN) else 0.0
             self._at = place_in_script(walk_tb(error.__traceback__))
 
     def leave_last_words(self) -> None:
@@ -169,7 +174,8 @@ class Output:
             keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up() if loop.begun else None)
             keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
             if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
-                keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
+                write = partial(self._write_status, options.out)
+                keep.add("the status", status_period_s(loop.world_size), write, FIRST_STATUS_S)
                 keep.add("the trace", 1.0, self._write_trace)
                 period_s = max(PAGE_S, PAGE_S_PER_RANK * loop.world_size)
                 keep.add("the summary", period_s, partial(self._write_page, options.out))

@@ -281,6 +281,10 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
             "ranks 1-3 raised nothing, and the others waited in vain: look there first",
         ),
         (
+            {1: None} | {rank: {"ended": "RuntimeError: Connection reset by peer"} for rank in (0, 2, 3)},
+            "rank 1 left no status, and the others waited in vain: look there first",
+        ),
+        (
             {2: {"final": False, "unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
             "rank 2 left no last word, as one does that SIGKILL",
         ),
@@ -295,9 +299,10 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
         ),
     ],
 )
-def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any]], says: str) -> None:
+def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any] | None], says: str) -> None:
     """By who raised first, or left without a word; and then nobody is said to arrive on time."""
-    snapshots = [s | {"final": True} | ends.get(s["rank"], {}) for s in run(SHAPES["ddp"](4), 4, iterations=160)]
+    ran = [(s | {"final": True}, ends.get(s["rank"], {})) for s in run(SHAPES["ddp"](4), 4, iterations=160)]
+    snapshots = [snapshot | end for snapshot, end in ran if end is not None]
     found = find(snapshots)
     broke_off = bool(ends) and "on time" not in says
     assert found["text"][0].startswith(says)

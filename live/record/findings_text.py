@@ -41,6 +41,8 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     still = stands_still(job.snapshots)
     told_first = broke_off(job.snapshots) or still is not None
     lines = [*silent(job.snapshots), *(ended if told_first else [])]
+    if told_first and not any(number(s, "iterations") for s in job.snapshots):
+        return lines
     lines += [_late_line(rank_set, team) for _, team, rank_set in late[:LISTED]]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
@@ -94,9 +96,10 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
             lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
         after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
-        quiet = [int(s["rank"]) for s in snapshots if s not in raised]
-        if quiet and not gone and all(any(words in text(s, "ended") for words in IN_VAIN) for s in raised):
-            lines.append(f"{name_ranks(quiet)} raised nothing, and the others waited in vain: look there first")
+        lost, quiet = Job(snapshots).missing, [int(s["rank"]) for s in snapshots if s not in raised]
+        if (lost or (quiet and not gone)) and all(any(words in text(s, "ended") for words in IN_VAIN) for s in raised):
+            who = f"{name_ranks(lost)} left no status" if lost else f"{name_ranks(quiet)} raised nothing"
+            lines.append(f"{who}, and the others waited in vain: look there first")
         how = "was interrupted:" if interrupted else "raised"
         lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
     still = stands_still(snapshots)

@@ -59,12 +59,12 @@ class Housekeeping:
         self._done = 0  # runs of tasks so far
         self._process = os.getpid()
 
-    def add(self, name: str, period_s: float, run: Callable[[bool], None]) -> None:
-        """Add a periodic task, before :meth:`start`; it runs first after one period.
+    def add(self, name: str, period_s: float, run: Callable[[bool], None], first_s: float | None = None) -> None:
+        """Add a periodic task, before :meth:`start`; it runs first after one period, or after ``first_s``.
 
         Tasks due together run in the order they were added.
         """
-        self._tasks.append(_Task(name, period_s, run, time.monotonic() + period_s))
+        self._tasks.append(_Task(name, period_s, run, time.monotonic() + (first_s or period_s)))
 
     def start(self) -> None:
         """Start the thread; if the system refuses, that is reported and the job goes on without."""

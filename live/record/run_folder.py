@@ -19,7 +19,10 @@ from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, number, text
 
 SUMMARY: Final = "summary.txt"
-NOT_YET: Final = "a job makes it with its process group; if none comes, py-spy dump --pid of its ranks shows why"
+NOT_YET: Final = (
+    "a job makes it within a second of its process group; the launcher's log names a rank that died before, and "
+    "py-spy dump --pid of its ranks shows why none comes"
+)
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
 """A rank without a new status for this long, and for so many of its periods, is called silent."""
 STATUS_S: Final = 2.0
