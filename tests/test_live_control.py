@@ -81,6 +81,15 @@ def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
     assert not any(job.delays_s[-100:])
 
 
+def test_what_was_learned_of_a_step_is_forgotten_where_it_is_another_one() -> None:
+    """A job that changes for good: its steps end with a barrier from now on."""
+    job = Job("static:phase_shift=0.05/0.4", "active", lambda delay_s: STEP_S + delay_s)
+    job.run(24)
+    before, job.shape.has_barrier = job.control.pacer, True
+    job.run(1)
+    assert job.control.pacer is not before
+
+
 def _file(path: Path, low: float, high: float) -> Path:
     layers = [(np.zeros((2, signals.SIGNALS), np.float32), np.array([-1.0, 1.0], np.float32))]
     save_policy(path, PolicyFile(Learned(layers, ("slack",)), {"comm_share": (low, high)}))

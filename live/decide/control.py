@@ -105,6 +105,7 @@ class Control:
         )
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
+        self._of = -1, False  # the payload's group, and whether a barrier ends the step
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         # what shadow would do counts only as long as it is in force
@@ -141,6 +142,9 @@ class Control:
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
+        if self._of != (of := (shape.payload_group, shape.has_barrier)):  # learned anew: the step is another one
+            self._of, self.pacer = of, None
+            self._slack.clear()
         acting = self.acting(self.iteration)
         if shape.has_barrier:
             self.barriers.add(step)
