@@ -234,6 +234,11 @@ TEXTS: dict[str, tuple[Any, ...]] = {
         + BLOCK.format(0, 1),
         ("rank 0 raised RuntimeError: Timed out waiting 9ms, so it waited in vain: look at rank 1",),
     ),
+    "who stood still, in the words of its agent": (
+        "paceenv live [rank 0]: rank 1 has not started the collective that rank 0 waits in: it hangs\n"
+        "rank 1 had not started the collective that rank 0 waited in\n",
+        ("The job stood still when its log ended: rank 1 has not started",),
+    ),
     "a word about codes": (f"{STEPS}the subprocess returned code 2 questions\n", (), "died"),
     "out of memory": (f"{STEPS}srun: error: node012: task 3: Out Of Memory\n", ("task 3 ended with Out Of",)),
     "one node has no network": (

@@ -38,6 +38,7 @@ _OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory|CUDA out 
 _RAISED: Final = re.compile(r"[\w.]{0,100}(?:Error|Exception|Interrupt)(?:: .{1,200}|$)")
 _BEHIND: Final = re.compile(r"(ranks? [\d, -]{1,80}) (?:raised nothing, and|ha(?:d|s|ve) not started the collective)")
 """What the agent of a live job says of ranks that others wait for."""
+_GOES_ON: Final = ": steps go on"
 _WHO: Final = re.compile(r"(?<![a-z])((?:local[_ ])?rank|task|process rank)s?\W{1,5}(\d{1,7})\b", re.IGNORECASE)
 _WHO_ABOVE: Final = re.compile(r"^\W{0,12}rank\W{1,12}(\d{1,7})\b")
 _ABOVE: Final = 6
@@ -81,7 +82,7 @@ class HangText:
         self._frames: dict[int, list[str]] = defaultdict(list)
         self._exits: dict[str, str] = {}
         self._raised: dict[str, str] = {}
-        self._behind = "the rank that raised nothing"
+        self._behind, self._stands = "the rank that raised nothing", ""
         self._ras: list[str] = []
         self._path = Path()
 
@@ -97,7 +98,9 @@ class HangText:
                 frames.insert(0, f"{frame[3]} at {frame[1]}:{frame[2]}")
                 del frames[MAX_FRAMES:]
             elif (behind := _BEHIND.search(text)) is not None:
-                self._behind = behind[1]
+                self._behind, self._stands = behind[1], text.partition("]: ")[2] or self._stands
+            elif _GOES_ON in text:
+                self._stands = ""
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
                 self._first = above[1] if is_first else self._first
@@ -112,7 +115,7 @@ class HangText:
         return says_anything
 
     def _said(self) -> tuple[int, ...]:
-        return len(self._ranks), len(self._exits), len(self._ras), len(self.info), len(self._stuck)
+        return len(self._ranks), len(self._exits), len(self._ras), len(self.info), len(self._stuck), len(self._stands)
 
     def _watchdog(self, text: str, tag: int | None) -> None:
         ranked, work, at, last = (
@@ -183,7 +186,8 @@ class HangText:
             f"the watchdog of {name_ranks(self._stuck)} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), "
             "does not return on the host; no collective is named, and which rank it began with cannot be told",
         ) * (bool(self._stuck) and not any(self._ranks.values()))
-        return (*_ras(self._ras), *stuck, *died)
+        stands = (f"the job stood still when its log ended: {self._stands}",) * bool(self._stands and not died)
+        return (*_ras(self._ras), *stuck, *died, *stands)
 
     @property
     def dumps(self) -> tuple[Dump, ...]:
