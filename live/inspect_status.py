@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DELAYING
 from paceenv.live.record.findings import Findings
-from paceenv.live.record.findings_text import describe_end, silent
+from paceenv.live.record.findings_text import STOPS, describe_end, silent
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
 from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, number, text, total
@@ -61,7 +61,7 @@ def print_status(
     cells = [_cells(snapshot, time.time()) for snapshot in shown]
     rows = [[of[name] for name in columns] for of in cells]
     if not few:
-        below += [line for line in (findings or {"text": ()})["text"] if line.startswith(UNKNOWN)]
+        below += [line for line in (findings or {"text": ()})["text"] if line.startswith((UNKNOWN, STOPS))]
         output.print_table("\n".join([title, *silent(snapshots), *ended]), columns, rows, "\n".join(below))
         return
     lines: list[str] = findings["text"][:MOST_FINDINGS] if findings else []

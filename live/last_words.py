@@ -111,10 +111,12 @@ class LastWords:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, as soon as it runs Python code: nothing of the script may run any more."""
-        if os.getpid() == self._process:
-            self._left.wait(PATIENCE_S + 0.2)
-        signal.signal(number, _DEFAULT)
-        os.kill(os.getpid(), number)
+        try:
+            if os.getpid() == self._process:
+                self._left.wait(PATIENCE_S + 0.2)
+        finally:  # a handler of the script's may raise meanwhile, as a DataLoader's does that lost a worker
+            signal.signal(number, _DEFAULT)
+            os.kill(os.getpid(), number)
 
 
 def _on_main_thread() -> bool:

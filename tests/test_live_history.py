@@ -95,6 +95,7 @@ def test_marked_steps_and_outliers_are_left_out() -> None:
     assert (history.as_dict()["own"], history.as_dict()["collectives"], history.count) == before
     stopped, now_s = history.as_dict()["stopped"], time.time() - time.perf_counter()
     assert (stopped["count"], stopped["longest_s"], stopped["total_s"]) == pytest.approx((1, 60.06, 60.06))
+    assert stopped["own_s"] == pytest.approx(60.0, abs=0.1)
     assert history.as_dict()["step"]["longest_s"] == pytest.approx(60.06)
     assert stopped["unix_time_s"] == pytest.approx(now_s + 100.0 + 43 * STEP_S + 60.06, abs=1.0)
     history.take(steps(44, 1, own_s=0.2))  # long, but a step of the job

@@ -26,6 +26,7 @@ UNHEARD = "nothing heard for"
 STILL_S, STILL_STEPS = 5.0, 10.0
 """Steps have stopped where none has ended for so long, for so many times the 99 % quantile, and for longer than any
 before; :data:`SILENT_S` is always long enough for the first and the last."""
+STOPS = f"steps of over {STOPPED:g} times the median"
 STOPPED_SHARE = 0.02
 """Stopped steps are told with the ranks where they took so much of the time."""
 LISTED = 4
@@ -50,7 +51,13 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     most = max(job.snapshots, key=lambda s: stopped(s)[0])
     if stopped(most)[0] >= STOPPED_SHARE:
         share, longest = percent(stopped(most)[0]), duration(number(most, "stopped", "longest_s"))
-        lines.append(f"steps of over {STOPPED:g} times the median took {share} of the time, the longest {longest}")
+        said = f"{STOPS} took {share} of the time, the longest {longest}"
+        own_s_R = job.numbers(range(len(job.ranks)), "stopped", "own_s")
+        more_s = float(own_s_R.max() - np.sort(own_s_R)[-2:].min())
+        if more_s > 0.5 * (number(most, "stopped", "total_s") or 0.0):
+            late_s = more_s / (number(most, "stopped", "count") or 1.0)
+            said += f"; the others waited in them for rank {job.ranks[int(own_s_R.argmax())]}, {duration(late_s)} each"
+        lines.append(said)
     hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
     named = [job.ranks[place] for rank_set in sets for place in rank_set.named]
     lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
@@ -83,7 +90,7 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
     interrupted by its user, nothing broke.
     """
     raised, interrupted, gone = _broke_off(snapshots)
-    lines = []
+    lines, earlier = [], list[int]()
     if gone:
         how = "as one does that SIGKILL (out of memory), SIGSEGV, SIGABRT or os._exit ends"
         how += "; before a first step SIGTERM, too" * any(number(s, "iterations") == 0.0 for s in snapshots)
@@ -92,7 +99,8 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
         first, *others = raised
         before_s = number(first, "unix_time_s") or 0.0
         ended = [s for s in snapshots if s.get("final") and not text(s, "ended")]
-        if earlier := [int(s["rank"]) for s in ended if (number(s, "unix_time_s") or before_s) < before_s]:
+        earlier = [int(s["rank"]) for s in ended if (number(s, "unix_time_s") or before_s) < before_s]
+        if earlier:
             lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
         after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
@@ -103,7 +111,8 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
         how = "was interrupted:" if interrupted else "raised"
         lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
     still = stands_still(snapshots)
-    if (gone or (raised and "onnection" in text(raised[0], "ended"))) and not (still is not None and still.behind):
+    may_help = gone or (raised and "onnection" in text(raised[0], "ended") and not earlier)
+    if may_help and not (still is not None and still.behind):
         lines.append(RESTART)  # elsewhere, the same would come again
     return lines
 
@@ -205,6 +214,8 @@ def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, lon
     if not behind:
         begun = any(number(s, "iterations") for s in job.snapshots)
         said += f"; no status of {name_ranks(job.missing)}" * (bool(job.missing) and not begun)
+        at = text(job.snapshots[0], "at")
+        said += f"; rank {job.ranks[0]} is at {at}" * bool(at)
         return f"{said}: the job hangs, {'evaluates or saves' if begun else 'loads or compiles'}"
     has, it, acts = "has", "it", "it hangs, evaluates or saves"
     if len(behind) > 1:

@@ -61,7 +61,7 @@ class History:
         self.count = 0
         """Steps that were measured."""
         self._stopped, self._stopped_s, self._longest = 0, 0.0, (0.0, 0.0)  # such steps; the longest, and when it ended
-        self._longest_s = 0.0  # of all steps
+        self._stopped_own_s, self._longest_s = 0.0, 0.0  # own work in such steps; the longest of all steps
         self._ticks = 0
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
@@ -126,14 +126,16 @@ class History:
         lasts_s_N = of_N["end_s"] - of_N["start_s"]
         self._side["seconds"] += float(lasts_s_N[side_N == THREAD].sum())
         self._side["streams_s"] += float(lasts_s_N[side_N == STREAM].sum())
-        used_N = counts_T[place_N] & (side_N != THREAD)
-        blocked_s_N = np.where(used_N, _blocked(batch, side_N != THREAD), 0.0)
+        seen_N = side_N != THREAD
+        used_N = counts_T[place_N] & seen_N
+        blocked_s_N = np.where(seen_N, _blocked(batch, seen_N), 0.0)
         blocked_s_T: Array = np.bincount(place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
         # beside the compute, a collective costs the step only the time in which the compute stands still for it
-        alone_s_N = np.where(used_N, _blocked(batch, side_N == 0), 0.0)
+        alone_s_N = np.where(seen_N, _blocked(batch, side_N == 0), 0.0)
         stood_s_T = still_s_T + np.bincount(place_N, alone_s_N, len(step_s_T))
         stood_s_T = np.where(np.isnan(still_s_T), blocked_s_T, np.minimum(stood_s_T, step_s_T - pacing_s_T))
         own_s_T = np.maximum(step_s_T - stood_s_T - pacing_s_T, 0.0)
+        self._stopped_own_s += float(own_s_T[stopped_T].sum())
         np.add.at(self._operations, number_N[used_N], 1.0)
         rows = np.stack([step_s_T, own_s_T, np.maximum(stood_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
         for row in rows[counts_T][-KEPT_ITERATIONS:]:
@@ -172,7 +174,7 @@ class History:
         names = ("compute_s", "collective_s", "barrier_s", "pacing_s")
         entries: dict[str, Any] = {
             "regular": self.count,
-            "stopped": {"count": self._stopped, "total_s": self._stopped_s}
+            "stopped": {"count": self._stopped, "total_s": self._stopped_s, "own_s": self._stopped_own_s}
             | {"longest_s": self._longest[0], "unix_time_s": self._longest[1]},
             "step_iterations": round(self._ticks / self.count, 3) if self.count else 1.0,
             "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s", "longest_s")),

@@ -20,8 +20,8 @@ from paceenv.live.record.snapshot import SCHEMA, Snapshot, number, text
 
 SUMMARY: Final = "summary.txt"
 NOT_YET: Final = (
-    "a job makes it within a second of its process group; the launcher's log names a rank that died before, and "
-    "py-spy dump --pid of its ranks shows why none comes"
+    "a job makes it within a second of its process group and first optimizer; the launcher's log names a rank that "
+    "died before, and py-spy dump --pid of its ranks shows where they are"
 )
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
 """A rank without a new status for this long, and for so many of its periods, is called silent."""
