@@ -91,8 +91,9 @@ class Output:
         """The process ends, with an exception where there is one; then no other rank ends before this one does."""
         if error is not None:
             self._ended = described(error, of_script=True)
-            # others that waited in vain raise at the same time, and a launcher kills them and this one soon after
-            self._patience_s = IN_VAIN_S if any(words in self._ended for words in IN_VAIN) else 0.0
+            # others that waited in vain raise at the same time, and a launcher's SIGTERM follows, to be heard by then
+            in_vain = self._loop.begun and any(words in self._ended for words in IN_VAIN)
+            self._patience_s = IN_VAIN_S if in_vain else 0.0
             self._at = place_in_script(walk_tb(error.__traceback__))
 
     def leave_last_words(self) -> None:
