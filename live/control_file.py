@@ -64,7 +64,7 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wi
     now_s, size = time.time(), max(int(number(s, "world_size") or 1) for s in statuses)
     tick_s = min(filter(None, map(_tick_s, statuses)), default=0.0)
     if not tick_s:
-        raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows a step time")
+        raise InputError("live set: no rank has measured a step yet; allowed: once live status shows a step time")
     reached = [
         (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / tick_s
         for s in statuses

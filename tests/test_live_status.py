@@ -67,11 +67,11 @@ def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, still_s in enumerate((50.0, 41.0)):
-        write_status(tmp_path, snapshot(rank, unix_time_s=time.time(), still_s=still_s, final=False))
+        write_status(tmp_path, snapshot(rank, unix_time_s=time.time(), still_s=still_s, final=False, at="train.py:9"))
     live("status", str(tmp_path))
     statuses = RunFolder(tmp_path).statuses(ATTEMPT)
     for said in (capsys.readouterr().out, summarise(statuses)):
-        assert "no step has ended for 41" in said
+        assert "no step has ended for 41 s; ranks 0-1 are at train.py:9" in " ".join(said.split())
     ended = silent([one | {"final": True, "ended": "SIGTERM"} for one in statuses])
     assert ended == ["the last step ended 41 s before the job did: it hung, evaluated or saved"]
     assert silent([one | {"final": True} for one in statuses]) == [], "a job may evaluate at its end"

@@ -33,7 +33,7 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     unheard = [str(s["rank"]) for s in words.unheard(job.snapshots)]
     verdicts |= {rank: unknown("nothing heard from it") for rank in unheard if verdicts[rank]["verdict"] == ON_TIME}
     if (still := words.stands_still(job.snapshots)) is not None:
-        of = unknown("others wait for it")
+        of = unknown("awaited by the others")
         verdicts |= {str(rank): of for rank in still.behind if verdicts[str(rank)]["verdict"] in (ON_TIME, UNKNOWN)}
     return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, sets, verdicts)}
 

@@ -214,8 +214,11 @@ def _stands(job: Job, behind: list[int], waiting: list[int], still_s: float, lon
     if not behind:
         begun = any(number(s, "iterations") for s in job.snapshots)
         said += f"; no status of {name_ranks(job.missing)}" * (bool(job.missing) and not begun)
-        at = text(job.snapshots[0], "at")
-        said += f"; rank {job.ranks[0]} is at {at}" * bool(at)
+        ranks_at = dict[str, list[int]]()
+        for rank, snapshot in zip(job.ranks, job.snapshots, strict=True):
+            ranks_at.setdefault(text(snapshot, "at"), []).append(rank)
+        known = [(ranks, at) for at, ranks in ranks_at.items() if at][:LISTED]
+        said += "".join(f"; {name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {at}" for ranks, at in known)
         return f"{said}: the job hangs, {'evaluates or saves' if begun else 'loads or compiles'}"
     has, it, acts = "has", "it", "it hangs, evaluates or saves"
     if len(behind) > 1:
