@@ -35,7 +35,7 @@ from paceenv.core.intervals import Interval
 from paceenv.report.section import Section, print_sections
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PROCESSES, WARM, TURNS, TIMED = 6, 8192, 30, 64
+PROCESSES, WARM, TURNS, TIMED = 6, 4096, 30, 64
 """Sets of fresh processes; untimed iterations of each, after which the agent watches as few as it ever does; turns;
 iterations of a turn, so that each holds as many that are watched."""
 ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}

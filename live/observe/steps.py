@@ -19,23 +19,21 @@ BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
 MEAN_US, LEAST_US, STEP_SHARE, MAX_EVERY = 40.0, 2.0, 2e-4, 64
 """What watching may take of the training thread's time in an iteration, on average. Where it takes more, one iteration
-in so many is watched. The first number counts in a young job; later that share of a step, but no less than the second
-number, is enough: of short steps there are many."""
+in so many is watched. The first number counts in a young job and where a trace is written; later that share of a step,
+but no less than the second number, is enough: of short steps there are many."""
 HOST_US, DEVICE_US = (20.0, 6.0), (100.0, 30.0)
 """What it takes to watch an iteration, and each operation or wait of the compute stream in it: with readings of the
 host's clock (DDP, from outside: docs/evidence/benchmarks.md), with CUDA events (on an H200: docs/evidence/gpu.md)."""
-ALL_WATCHED, YOUNG, TRACED, LEAST_SHARE = 128, 1024, 8192, 64
-"""Iterations at the start of a job that are watched anyway, and in which it is young: more where a trace is written, as
-a calibration needs thousands. Later those that are watched lie no further apart than the last number's part of the
-iterations so far: a rank that turns late is named soon in a young job, too."""
+ALL_WATCHED, YOUNG, LEAST_SHARE = 128, 1024, 64
+"""Iterations at the start of a job that are watched anyway, and in which it is young. Later those that are watched lie
+no further apart than this part of the iterations so far: a rank that turns late is named soon in a young job, too."""
 
 
 class Steps:
     """The steps of one rank."""
 
     def __init__(self, log: Log, settle: Callable[[Any, int], float], *, traced: bool = False) -> None:
-        self._log, self._settle, self.alone = log, settle, False
-        self._young = TRACED if traced else YOUNG
+        self._log, self._settle, self._traced, self.alone = log, settle, traced, False
         self.shape = Shape(log.groups, log.kinds)
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
@@ -188,7 +186,7 @@ class Steps:
         """
         fixed_us, each_us = DEVICE_US if self._log.on_device else HOST_US
         allowed_us, most = MEAN_US, min(number // LEAST_SHARE, MAX_EVERY)
-        if number >= self._young:
+        if number >= YOUNG and not self._traced:
             allowed_us = min(max(STEP_SHARE * 1e6 * step_s, LEAST_US), MEAN_US)
         while fixed_us + each_us * operations > allowed_us * self.every and 2 * self.every <= most:
             self.every *= 2
