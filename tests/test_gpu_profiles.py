@@ -20,7 +20,7 @@ from traced_jobs import H100_DIR, H200_DIR, needs_h100, needs_h200
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import Answer, find_answer
-from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
+from paceenv.diagnosis.diagnose import MIN_STEPS, UNDETERMINED, diagnose
 from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.merge_ranks import Merged, merge_ranks
 from paceenv.importers.profiler.kineto import import_kineto
@@ -285,7 +285,7 @@ def check(found: Answer, job: str, steps: list[int]) -> None:
 def test_the_device_is_up_to_a_step_behind_its_host(job: str) -> None:
     found = find_answer(read_inputs(files_of(job)))
     check(found, job, list(range(16, 22)))
-    early = "operations launched before the profile began are left out, with their step"
+    early = "operations from before its first whole step are left out"
     assert sum(early in note for note in found.notes) == 1, "said in one line for both ranks"
     assert found.late_hosts[0].reason == "host"
     assert found.late_hosts[0].extra_s["host"] == pytest.approx(TRUTH[job][1], rel=0.05)
@@ -344,6 +344,20 @@ def without_launches(events: Events, step: int) -> Events:
     return [e for e in events if on_device(e) or e.get("args", {}).get("correlation") not in lost]
 
 
+def from_launches_on(events: Events) -> Events:
+    """Of a recording without warm-up: what was launched before it is not in it."""
+    launched = launches(events)
+    return [event for event in events if not on_device(event) or event["args"].get("correlation") in launched]
+
+
+def with_an_idle_device(events: Events) -> Events:
+    """Of a job that reads its loss in every step: its device has nothing to do when the recording begins."""
+    events, launched = from_launches_on(events), launches(events)
+    first = min(filter(on_device, events), key=lambda event: event["ts"])
+    behind_us = first["ts"] - launched[first["args"]["correlation"]] - 10.0
+    return [event if on_device(event) else event | {"ts": event["ts"] + behind_us} for event in events]
+
+
 @needs_h200
 @pytest.mark.parametrize(
     ("job", "parts", "changed", "steps"),
@@ -352,12 +366,15 @@ def without_launches(events: Events, step: int) -> Events:
         ("ddp-slow", [(16, 21)], lambda events: without_launches(events, 18), [16, 17, 18, 19, 20, 21]),
         ("ddp-slow", [(16, 17), (20, 21)], as_graphs, [16, 17, 20, 21]),
         ("fsdp-loader", [(17, 18)], as_graphs, [17, 18]),
+        ("fsdp-loader", [(17, 20)], from_launches_on, [18, 19, 20]),
+        ("fsdp-loader", [(17, 20)], with_an_idle_device, [18, 19, 20]),
     ],
 )
 def test_profiles_with_less_in_them(
     tmp_path: Path, job: str, parts: list[tuple[int, int]], changed: Callable[[Events], Events], steps: list[int]
 ) -> None:
-    """Fewer steps, two windows, launches that were lost, one launch a step of kernels of which nothing is said."""
+    """Fewer steps, two windows, launches that were lost, one launch a step of kernels of which nothing is said, nothing
+    from before the recording."""
     for rank, path in enumerate(files_of(job)):
         events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e["ph"] == "X"]
         for first, last in parts:
@@ -366,4 +383,6 @@ def test_profiles_with_less_in_them(
             (tmp_path / f"rank{rank}_{last}.json").write_text(json.dumps(profile))
     found = find_answer(read_inputs([tmp_path]))
     check(found, job, steps)
+    assert found.diagnosis is not None
+    assert len(steps) < MIN_STEPS or found.diagnosis.causes[0].ranks == (TRUTH[job][0],)
     assert any("of 2 windows, which are read as one" in note for note in found.notes) == (len(parts) > 1)

@@ -27,6 +27,8 @@ MAX_STEPS: Final = 100_000
 _ON_DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _MIN_LAUNCHED: Final = 0.5
 """Share of the device's operations whose launch must be known for steps to follow the launches."""
+_UNSEEN: Final = 0.05
+"""Share of a step: what the device did for longer, before its first operation in a profile, is missing in that step."""
 
 Flags = NDArray[np.bool_]
 
@@ -132,6 +134,10 @@ def find_device(table: EventTable) -> Device | None:
     if len(host) and known_D.mean() >= _MIN_LAUNCHED:
         step_D = host.at(_launched_us(table, event_D, launch_D))
         marks = host
+        first_us, last = table.start_us_E[event_D[0]], int(step_D.max())
+        least_us = _UNSEEN * (table.end_us_E[event_D].max() - first_us) / (last + 1)
+        if 0 <= step_D[0] < last and first_us - host.start_us_T[step_D[0]] > least_us:
+            step_D[step_D == step_D[0]] = -1  # it waited for its host, or ended what was launched before
     else:
         marks = step_marks(table, device=True)
         marks = marks if len(marks) else host

@@ -64,8 +64,8 @@ def import_kineto(path: str | Path) -> Timeline:
 
 def _left_out(device: Device) -> tuple[str, ...]:
     others = f"{device.left_out} operations of other devices are left out" if device.left_out else ""
-    is_early = (device.launch_D < 0) & (device.step_D < 0) & bool(len(device.number_T) and device.launch_D.max() >= 0)
-    early = "operations launched before the profile began are left out, with their step" if is_early.any() else ""
+    is_early = len(device.number_T) and device.launch_D.max() >= 0 and device.step_D[0] < 0
+    early = "operations from before its first whole step are left out" if is_early else ""
     return tuple(note for note in (others, early) if note)
 
 
