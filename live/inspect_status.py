@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DELAYING
+from paceenv.live.record.course import Course
 from paceenv.live.record.findings import Findings
-from paceenv.live.record.findings_text import STOPS, describe_end, silent
+from paceenv.live.record.findings_text import STOPS
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
 from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, number, text, total
@@ -55,14 +56,16 @@ def print_status(
 ) -> None:
     """A line per rank; or, with ``few``, the findings and the :data:`WORST` ranks in about 24 lines."""
     newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    size, ended, below = number(newest, "world_size"), describe_end(snapshots), notes(run, snapshots)
+    size, below = number(newest, "world_size"), notes(run, snapshots)
+    course = Course(Job(snapshots)) if snapshots else None
+    silent, ended = (course.silent, course.ended) if course is not None else ([], [])
     title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(size)} rank{'s' * (size != 1.0)}"
     shown, columns = (worst(snapshots, time.time()), NARROW) if few else (snapshots, COLUMNS)
     cells = [_cells(snapshot, time.time()) for snapshot in shown]
     rows = [[of[name] for name in columns] for of in cells]
     if not few:
         below += [line for line in (findings or {"text": ()})["text"] if line.startswith((UNKNOWN, STOPS))]
-        output.print_table("\n".join([title, *silent(snapshots), *ended]), columns, rows, "\n".join(below))
+        output.print_table("\n".join([title, *silent, *ended]), columns, rows, "\n".join(below))
         return
     lines: list[str] = findings["text"][:MOST_FINDINGS] if findings else []
     below = [note for note in [*ended, *below] if note not in lines]

@@ -21,11 +21,12 @@ from paceenv.live.log_once import described, place_in_script
 from paceenv.live.loop import Loop
 from paceenv.live.observe.locality import describe
 from paceenv.live.options import DELAYING
+from paceenv.live.record.course import STILL_S, Course
 from paceenv.live.record.findings import ALONE
-from paceenv.live.record.findings_text import STILL_S, stands_still
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import SILENT_S, RunFolder, status_period_s, write_status
+from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import Peers, poll_s
@@ -281,7 +282,7 @@ class Output:
             said, self._told = "steps go on" + f"; that one took {duration(longest_s)}" * (longest_s > told_s), (0, 0.0)
         elif not told_s and own["still_s"] > STILL_S:
             others = [one for one in RunFolder(out).statuses(own["attempt"]) if one["rank"] != own["rank"]]
-            still = stands_still([own, *others])
+            still = Course(Job([own, *others])).still
             least_s = longest_s if still is not None and still.behind else max(longest_s, SILENT_S)
             early = not own["iterations"] and len(others) + 1 == own["world_size"]  # it may load, or compile
             if still is not None and still.still_s > least_s and (still.behind or not early):

@@ -169,8 +169,8 @@ def test_a_rank_that_hangs_or_ends_is_named_and_the_report_is_headed_by_the_scri
     script = """
         import ctypes, os, sys, time, torch
         import torch.distributed as dist
-        from paceenv.live.record import findings_text
-        findings_text.SILENT_S = 6.0  # half a minute
+        from paceenv.live.record import course
+        course.SILENT_S = 6.0  # half a minute
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         dist.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))

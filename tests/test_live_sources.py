@@ -27,7 +27,7 @@ from paceenv.live.agent import Agent
 from paceenv.live.identity import Identity
 from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
-from paceenv.live.record.findings_text import Standstill
+from paceenv.live.record.course import Course, Standstill
 from paceenv.live.record.run_folder import write_status
 
 
@@ -164,8 +164,8 @@ def test_steps_have_stopped_only_for_an_agent_that_sees_them(
         assert agent.summary()["still_s"] >= 0.02
         write_status(tmp_path, snapshot(0))
         own = agent.summary() | {"attempt": ATTEMPT}
-        stands = "paceenv.live.reporting.stands_still"
-        monkeypatch.setattr(stands, lambda ranks: Standstill(31.0, [], f"no step has ended for {len(told)} s"))
+        stands = lambda course: Standstill(31.0, [], f"no step has ended for {len(told)} s")  # noqa: E731
+        monkeypatch.setattr(Course, "_find_standstill", stands)
         for iterations, still_s in ((4, 41.0), (4, 43.0), (5, 0.0), (5, 41.0)):
             agent._output._tell_standstill(tmp_path, own | {"iterations": iterations, "still_s": still_s})
         assert [said[-11:] for said in told] == ["ded for 0 s", "steps go on", "ded for 2 s"], (

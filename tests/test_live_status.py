@@ -14,9 +14,10 @@ from live_samples import ATTEMPT, run_python, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.live.live_command import application
+from paceenv.live.record.course import Course
 from paceenv.live.record.findings import in_short
-from paceenv.live.record.findings_text import silent
 from paceenv.live.record.run_folder import RunFolder, write_status
+from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.summary import summarise
 from paceenv.report.recordings import find_recordings
 
@@ -72,9 +73,9 @@ def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
     statuses = RunFolder(tmp_path).statuses(ATTEMPT)
     for said in (capsys.readouterr().out, summarise(statuses)):
         assert "no step has ended for 41 s; ranks 0-1 are at train.py:9" in " ".join(said.split())
-    ended = silent([one | {"final": True, "ended": "SIGTERM"} for one in statuses])
+    ended = Course(Job([one | {"final": True, "ended": "SIGTERM"} for one in statuses])).silent
     assert ended == ["the last step ended 41 s before the job did: it hung, evaluated or saved"]
-    assert silent([one | {"final": True} for one in statuses]) == [], "a job may evaluate at its end"
+    assert Course(Job([one | {"final": True} for one in statuses])).silent == [], "a job may evaluate at its end"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_steps_have_stopped_by_the_job_s_own_measure(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     changed = {"unix_time_s": NOW_S - age_s, "still_s": still_s, "step": step, "final": False, "world_size": 200}
-    said = "".join(silent([snapshot(rank, **changed) for rank in range(2)]))
+    said = "".join(Course(Job([snapshot(rank, **changed) for rank in range(2)])).silent)
     assert said.startswith(says)
     assert bool(said) == bool(says)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from paceenv.live.record import findings_text as words
+from paceenv.live.record.course import Course
 from paceenv.live.record.rank_sets import RankSet, unknown
 from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import LATE, ON_TIME, UNKNOWN, Snapshot, number
@@ -30,12 +31,13 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     job = Job(snapshots)
     sets = [RankSet(job, places) for places in job.connected()]
     verdicts = {str(job.ranks[place]): verdict for one in sets for place, verdict in one.verdicts.items()}
-    unheard = [str(s["rank"]) for s in words.unheard(job.snapshots)]
+    course = Course(job)
+    unheard = [str(s["rank"]) for s in course.unheard]
     verdicts |= {rank: unknown("nothing heard from it") for rank in unheard if verdicts[rank]["verdict"] == ON_TIME}
-    if (still := words.stands_still(job.snapshots)) is not None:
+    if (still := course.still) is not None:
         of = unknown("awaited by the others")
         verdicts |= {str(rank): of for rank in still.behind if verdicts[str(rank)]["verdict"] in (ON_TIME, UNKNOWN)}
-    return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, sets, verdicts)}
+    return {"schema": SCHEMA, "verdicts": verdicts, "text": words.describe(job, course, sets, verdicts)}
 
 
 def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
     leads = findings["text"][0] if findings["text"] else ""
-    ended = words.broke_off(snapshots) or bool(words.silent(snapshots))
+    course = Course(Job(snapshots))
+    ended = course.broke_off or bool(course.silent)
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 

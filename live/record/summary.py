@@ -18,10 +18,12 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DECIDING
+from paceenv.live.record.course import Course
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.findings_text import describe_end, silent, stopped
+from paceenv.live.record.findings_text import stopped
 from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
 from paceenv.live.record.run_folder import SUMMARY, RunFolder, is_silent
+from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
 
 NAMES: Final = {
@@ -60,8 +62,8 @@ def summarise(snapshots: Sequence[Snapshot], findings: Findings | None = None) -
     """The page, by the findings of these snapshots. Facts that all ranks share are taken from the first one."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    lines, ends = (findings or find(ranks))["text"], describe_end(ranks)
-    first = [*lines[: len(silent(ranks))], *ends]
+    lines, course = (findings or find(ranks))["text"], Course(Job(ranks))
+    first = [*course.silent, *course.ended]
     heading, waiting = _heading(own, ranks), [f"  {line}" for line in lines if line not in first]
     heading[1:1], waiting[:0] = first, ["Which rank waits for which"] * bool(waiting)
     sections = (heading, _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks), _not_ended(own, ranks))
