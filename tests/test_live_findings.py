@@ -286,7 +286,7 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
         ),
         (
             {2: {"final": False, "unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
-            "rank 2 left no last word, as one does that SIGKILL",
+            "rank 2 ended without a last word: by SIGKILL (out of memory, say), SIGSEGV, SIGABRT or os._exit",
         ),
         (
             {1: {"unix_time_s": 1.0}, 0: {"ended": "RuntimeError: Connection closed by peer"}},
@@ -308,7 +308,7 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert found["text"][0].startswith(says)
     assert ("on time" in page(found)) != broke_off
     assert in_short(snapshots)["ended"] == broke_off
-    lost = "no last word" in says or ("Connection" in str(ends) and "ended before" not in says)
+    lost = "without a last word" in says or ("Connection" in str(ends) and "ended before" not in says)
     assert ("to restart all ranks" in page(found)) == lost, "elsewhere the same would come again"
     assert "not ended when this was written" not in summarise(snapshots)
     running = summarise([*snapshots[:-1], snapshots[-1] | {"final": False}])
@@ -317,6 +317,22 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert (says in heading) == broke_off
     interrupted = "rank 2 was interrupted: KeyboardInterrupt (train.py:7), after 160 iterations; after it, rank 0"
     assert (interrupted in page(found)) == (interrupted in heading) == ("KeyboardInterrupt" in str(ends))
+
+
+def test_who_waited_in_a_hang_that_its_user_ended_was_killed_by_the_launcher() -> None:
+    """In C++ no interrupt is heard; and where ranks stand at different places each place is told."""
+    hung = counted("ddp", {0: (6,), 1: (7,), 2: (6,), 3: (7,)}, {})
+    at = [one | {"at": f"train.py:{50 + one['rank'] % 3}"} for one in hung]
+    acts = (
+        "save or are in different collectives; rank 0 is at train.py:50; rank 2 is at train.py:52; py-spy dump --pid 70"
+    )
+    assert f"{acts} on node0 shows where the first one stands" in find(at)["text"][0]
+    end = {"final": True, "ended": "KeyboardInterrupt (train.py:52)", "unix_time_s": 4e9 - 30.0}
+    said = page(find([one | (end if one["rank"] == 2 else {"gone": True, "unix_time_s": 4e9}) for one in at]))
+    assert "after 64 iterations; ranks 0-1, 3 did not end by it and were killed" in said
+    assert "rank 0 was at train.py:50; rank 2 was at train.py:52" in said
+    assert "without a last word" not in said
+    assert "to restart" not in said
 
 
 Started = Mapping[int, tuple[int | None, ...]]
@@ -366,7 +382,8 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
 ) -> None:
     snapshots = counted(shape, started, changed)
     said = find(snapshots)["text"][0]
-    acts = "they hang, evaluate or save" if says.startswith("ranks") else "it hangs, evaluates or saves"
+    many = "they hang, evaluate, save or are in different collectives"
+    acts = many if says.startswith("ranks") else "it hangs, evaluates or saves"
     named = f"{says}: {acts}; py-spy dump --pid 71 on node0 shows where "
     assert said.startswith(named if says else "no step has ended for 40 s")
     assert "no step has ended for 40 s; the longest before took " in said
@@ -375,7 +392,8 @@ def test_a_rank_that_others_hang_for_is_named_by_what_groups_count(
     soon = [one | {"still_s": 12.0, "at": "train.py:61, augment"} for one in snapshots]
     for end in ({"final": True, "ended": "SIGTERM"}, {"final": True, "ended": "KeyboardInterrupt"}, {"gone": True}):
         ended = find([one | end for one in soon])["text"][0]
-        at = "the last step ended 12 s before the job did; rank 1 was at train.py:61, augment"
+        who = f"{says[:9]} were" if says.startswith("ranks") else "rank 1 was"
+        at = f"the last step ended 12 s before the job did; {who} at train.py:61, augment"
         assert ended.endswith(f"in; {at}") == bool(says), "an evaluation of 12 s is none where nobody waits"
     raised = [one | {"final": True, "ended": "ValueError", "unix_time_s": 4e9 - (one["rank"] == 1)} for one in soon]
     assert find(raised)["text"][0].startswith("rank 1 raised ValueError")

@@ -77,9 +77,9 @@ def test_a_rank_that_ends_while_it_is_read_has_left_its_last_word(
 
     write_status(tmp_path, snapshot(1, final=False))
     monkeypatch.setattr("paceenv.live.record.run_folder.is_gone", ends)
-    assert "left no last word" not in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
+    assert "without a last word" not in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
     write_status(tmp_path, snapshot(2, final=False))
-    assert "rank 2 left no last word" in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
+    assert "rank 2 ended without a last word" in summarise(RunFolder(tmp_path).statuses(ATTEMPT))
 
 
 def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:

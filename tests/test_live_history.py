@@ -86,12 +86,14 @@ def test_a_collective_on_another_stream_tells_arrivals_and_costs_what_the_comput
     assert total_s(history, "all_gather") == pytest.approx(0.4)
 
 
-def test_marked_steps_and_outliers_are_left_out() -> None:
+@pytest.mark.parametrize("mark", [0, 1])
+def test_marked_steps_and_outliers_are_left_out(mark: int) -> None:
+    """A long step that a rank marks, of a checkpoint, say, is a stop as on the ranks that wait for it."""
     history = History()
     history.take(steps(0, 40))
     before = history.as_dict()["own"], history.as_dict()["collectives"], history.count
     history.take(steps(40, 3, own_s=0.5, mark=1))
-    history.take(steps(43, 1, own_s=60.0))
+    history.take(steps(43, 1, own_s=60.0, mark=mark))
     assert (history.as_dict()["own"], history.as_dict()["collectives"], history.count) == before
     stopped, now_s = history.as_dict()["stopped"], time.time() - time.perf_counter()
     assert (stopped["count"], stopped["longest_s"], stopped["total_s"]) == pytest.approx((1, 60.06, 60.06))

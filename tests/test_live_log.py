@@ -105,6 +105,13 @@ def test_a_group_that_nobody_can_name_or_follow(log: Log) -> None:
     assert log.known(nameless).number == -1
 
 
+def test_a_group_with_a_backend_for_each_device_counts_by_them(log: Log) -> None:
+    group, backend = ProcessGroup("5", counts=False), ProcessGroup("")
+    group._device_types, group._get_backend = ["cpu", "cuda"], lambda device: backend
+    backend.count = 3
+    assert log.known(group).counted() == 3
+
+
 def test_what_another_thread_waits_for_is_on_the_side_unless_autograd_does(log: Log) -> None:
     """On a GPU the backward pass runs on a thread of its own, for which the training thread waits."""
     kind = log.kind("all_reduce", 0, 64)

@@ -43,7 +43,7 @@ def test_status_has_a_line_per_rank(run: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert f"job: attempt {ATTEMPT}, 4 ranks" in " ".join(out.split())
     assert out.count("node1") == 2
-    assert out.count("ended") == 3
+    assert out.count("│ ended") == 3
     assert re.search(r"silent 1\d\d s", " ".join(out.split()))
     assert "helps by 8.1 % [7.2, 9.0]" in out
 
@@ -74,7 +74,9 @@ def test_agents_write_on_in_a_hang_and_say_that_no_step_ends(
     for said in (capsys.readouterr().out, summarise(statuses)):
         assert "no step has ended for 41 s; ranks 0-1 are at train.py:9" in " ".join(said.split())
     ended = Course(Job([one | {"final": True, "ended": "SIGTERM"} for one in statuses])).silent
-    assert ended == ["the last step ended 41 s before the job did: it hung, evaluated or saved"]
+    assert ended == [
+        "the last step ended 41 s before the job did: it hung, evaluated or saved; ranks 0-1 were at train.py:9"
+    ]
     assert Course(Job([one | {"final": True} for one in statuses])).silent == [], "a job may evaluate at its end"
 
 

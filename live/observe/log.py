@@ -82,7 +82,12 @@ class Group:
     def counted(self) -> int | None:
         """Collectives that the group itself has counted so far; None where it does not count."""
         group = self._group()
-        return None if group is None else tried(lambda: int(group._get_sequence_number_for_group()), None)
+        if group is None:
+            return None
+        if (count := tried(lambda: _counted(group), None)) is not None:
+            return count
+        # with a backend for each device ("cpu:gloo,cuda:nccl") the group itself may not count
+        return tried(lambda: sum(map(_counted, {group._get_backend(device) for device in group._device_types})), None)
 
     def pause(self) -> None:
         """What is started from now on is not watched; nobody asks how much an opaque group started."""
@@ -344,6 +349,10 @@ def _ranks(group: Any) -> list[int]:
     from torch.distributed import get_process_group_ranks
 
     return [int(rank) for rank in get_process_group_ranks(group)]
+
+
+def _counted(one: Any) -> int:
+    return int(one._get_sequence_number_for_group())
 
 
 def _graph_task() -> Callable[[], int]:

@@ -51,6 +51,11 @@ class Course:
             key=lambda s: number(s, "unix_time_s") or 0.0,
         )
         self._interrupted = bool(self._raised) and text(self._raised[0], "ended").startswith(KeyboardInterrupt.__name__)
+        until_s = number(self._raised[0], "unix_time_s") or 0.0 if self._interrupted else float("inf")
+        until_s -= SILENT_PERIODS * status_period_s(len(self._snapshots))
+        outlived = [s for s in self._gone if (number(s, "unix_time_s") or 0.0) > until_s]
+        """Who went on until the launcher killed it, as the interrupt was not heard: it waited in C++, say."""
+        self._gone, self._outlived = [s for s in self._gone if s not in outlived], outlived
         self.broke_off = bool(self._gone or (self._raised and not self._interrupted))
         self.still = self._find_standstill()
         self.silent, self.ended = self._describe_silence(), self._describe_end()
@@ -64,9 +69,9 @@ class Course:
         snapshots, gone = self._snapshots, [int(s["rank"]) for s in self._gone]
         lines, earlier = [], list[int]()
         if gone:
-            how = "as one does that SIGKILL (out of memory), SIGSEGV, SIGABRT or os._exit ends"
-            how += "; before a first step SIGTERM, too" * any(number(s, "iterations") == 0.0 for s in snapshots)
-            lines.append(f"{name_ranks(gone)} left no last word, {how}")
+            how = ", SIGTERM" * any(number(s, "iterations") == 0.0 for s in snapshots)
+            how = f"by SIGKILL (out of memory, say), SIGSEGV, SIGABRT{how} or os._exit"
+            lines.append(f"{name_ranks(gone)} ended without a last word: {how}")
         if self._raised:
             first, *others = self._raised
             before_s = number(first, "unix_time_s") or 0.0
@@ -75,6 +80,8 @@ class Course:
             if earlier:
                 lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
             after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
+            if self._outlived:
+                after += f"; {name_ranks([int(s['rank']) for s in self._outlived])} did not end by it and were killed"
             seen = count(number(first, "iterations"))
             lost, quiet = self._job.missing, [int(s["rank"]) for s in snapshots if s not in self._raised]
             in_vain = all(any(words in text(s, "ended") for words in IN_VAIN) for s in self._raised)
@@ -138,10 +145,9 @@ class Course:
             return ""
         said = f"the last step ended {duration(still_s)} before the job did"
         said = said if any(number(s, "iterations") for s in job.snapshots) else "the job ended before its first step"
+        said += ": it hung, evaluated or saved" * (not behind) + _places(job, behind, ("was", "were"))
         if not behind:
-            return f"{said}: it hung, evaluated or saved"
-        at = text(job.snapshots[behind[0]], "at")
-        said += f"; rank {job.ranks[behind[0]]} was at {at}" * bool(at)
+            return said
         return f"{job.names(behind)} had not started the collective that {job.names(waiting)} waited in; {said}"
 
 
@@ -151,21 +157,30 @@ def _say_that_it_stands(job: Job, behind: list[int], waiting: list[int], still_s
     if not behind:
         begun = any(number(s, "iterations") for s in job.snapshots)
         said += f"; no status of {name_ranks(job.missing)}" * (bool(job.missing) and not begun)
-        ranks_at = dict[str, list[int]]()
-        for rank, snapshot in zip(job.ranks, job.snapshots, strict=True):
-            ranks_at.setdefault(text(snapshot, "at"), []).append(rank)
-        known = [(ranks, at) for at, ranks in ranks_at.items() if at][:LISTED]
-        said += "".join(f"; {name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {at}" for ranks, at in known)
+        said += _places(job, behind)
         return f"{said}: the job hangs, {'evaluates or saves' if begun else 'loads or compiles'}"
-    has, it, acts = "has", "it", "it hangs, evaluates or saves"
-    if len(behind) > 1:
-        has, it, acts = "have", "the first one", "they hang, evaluate or save"
-    waits, where = "waits" if len(waiting) == 1 else "wait", _where(job.snapshots[behind[0]], it)
-    which = f"the collective that {job.names(waiting)} {waits} in"
-    return f"{job.names(behind)} {has} not started {which}: {acts}; {where}; {said}"
+    which = f"the collective that {job.names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in"
+    first = job.snapshots[behind[0]]
+    if len(behind) == 1:
+        return f"{job.names(behind)} has not started {which}: it hangs, evaluates or saves; {_where(first)}; {said}"
+    acts = f"they hang, evaluate, save or are in different collectives{_places(job, behind)}"
+    return f"{job.names(behind)} have not started {which}: {acts}; {_dump(first, 'the first one')}; {said}"
 
 
-def _where(of: Snapshot, it: str = "it") -> str:
-    process, host, at = text(of, "locality", "process").rpartition(" ")[2], text(of, "host"), text(of, "at")
-    said = f"{it} is at {at}; " * bool(at)
-    return f"{said}py-spy dump --pid {process} on {host} shows where {it} stands"
+def _places(job: Job, places: list[int], verbs: tuple[str, str] = ("is", "are")) -> str:
+    """Where ranks at these places stand in the script, or all ranks without any; "" where that is not known."""
+    ranks_at = dict[str, list[int]]()
+    for place in places or range(len(job.ranks)):
+        ranks_at.setdefault(text(job.snapshots[place], "at"), []).append(job.ranks[place])
+    known = [(ranks, at) for at, ranks in ranks_at.items() if at][:LISTED]
+    return "".join(f"; {name_ranks(ranks)} {verbs[len(ranks) > 1]} at {at}" for ranks, at in known)
+
+
+def _where(of: Snapshot) -> str:
+    at = text(of, "at")
+    return f"it is at {at}; " * bool(at) + _dump(of, "it")
+
+
+def _dump(of: Snapshot, it: str) -> str:
+    process, host = text(of, "locality", "process").rpartition(" ")[2], text(of, "host")
+    return f"py-spy dump --pid {process} on {host} shows where {it} stands"

@@ -113,7 +113,7 @@ class History:
         usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:]))
         if self.count:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
-        stopped_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T >= STOPPED * usual_s)
+        stopped_T = (step_s_T > 0.0) & (step_s_T >= STOPPED * usual_s)  # by a mark, too: other ranks have none
         counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & ~stopped_T
         self._longest_s = max(self._longest_s, float(step_s_T.max()))
         self._stopped += int(stopped_T.sum())

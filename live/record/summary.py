@@ -117,7 +117,7 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     unseen = (seen or 0.0) - off - together * (number(own, "regular") or 0.0)
     lines.append(f"  {count(seen)} iterations")
     lines[-1] += f", times of the newest {count(KEPT_ITERATIONS)}" if (seen or 0.0) > KEPT_ITERATIONS * together else ""
-    lines[-1] += f", {count(odd)} unlike the usual" if odd > few else ""
+    lines[-1] += f", {count(odd)} left out, whose operations are unlike the usual" if odd > few else ""
     lines[-1] += f", {count(off)} while the agent was off" if off > few else ""
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
@@ -128,7 +128,9 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         if not of_rank or not any(of_rank.values()):
             continue
         mean_s = fmean(of_rank.values())
-        line = f"  {name:<28} {duration(mean_s):>8} {percent(mean_s / (step['mean_s'] or 1.0)):>8}"
+        # who writes checkpoints leaves these steps out, and has another mean than who waits for it
+        share = fmean(of_rank[s["rank"]] / (number(s, "step", "mean_s") or 1.0) for s in ranks if s["rank"] in of_rank)
+        line = f"  {name:<28} {duration(mean_s):>8} {percent(share):>8}"
         least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
         if of_rank[most] - of_rank[least] > ALIKE * mean_s:
             line += f"   from {duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
