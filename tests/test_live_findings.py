@@ -437,7 +437,7 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     ):
         assert line in said
     assert "; with them the mean is 150 ms" in " ".join(said.split())
-    stops = "steps of over 50 times the median took 33.5 % of the time, the longest 60 s; the others waited in them for"
+    stops = "steps of over 20 times the median took 33.5 % of the time, the longest 60 s; the others waited in them for"
     assert f"{stops} rank 1, 59 s each" in " ".join(said.split())
 
 

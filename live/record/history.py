@@ -34,7 +34,7 @@ NEWEST = 64
 """Steps that tell how fast the job is now."""
 LOW = 0.01
 """Quantile that stands for the best of a time."""
-STOPPED = 50.0
+STOPPED = 20.0
 """A step this many times the median was stopped from outside; in the means it would outweigh all others."""
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ mode        requested; ``state``: in force; ``reason``: why they differ, or ""; 
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
 still_s     since an iteration was over, or a collective was started, as far as snapshots showed
-stopped     steps of over 50 times the median, which are left out: ``count``, ``total_s``, of which ``own_s`` in no
+stopped     steps of over 20 times the median, which are left out: ``count``, ``total_s``, of which ``own_s`` in no
             operation, ``longest_s``, its end as ``unix_time_s``
 step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``; ``newest_s``, the mean of the newest steps; and
             ``longest_s``, of all steps, also those that are left out of the others

@@ -47,7 +47,7 @@ MIN_LOST: Final = 0.02
 UNEVEN: Final = 0.2
 """Share of a rank's longest excess; with less elsewhere in its step the rank is not slow but has more work there."""
 ONE_RANK: Final = 0.95
-"""Share of the variance of all ranks' compute: one rank with more of it is the only one that varies."""
+"""Share of what all ranks vary or stall: one rank with more of it is the only one that does."""
 MATTERS: Final = 0.1
 """Share of the slowest rank's excess; a rank with less is not called slow beside it."""
 LASTING_S: Final = 10.0
@@ -384,8 +384,14 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
             evidence = f"one compute operation, of {place}, takes {duration(longest_s)} longer than its like"
         else:
             stall_s = stall_NT[stall_NT > 0.0]
-            longer = f"{duration(float(np.median(stall_s)) if len(stall_s) else 0.0)} longer than their like"
+            mean_s = float(stall_s.mean()) if len(stall_s) else 0.0
+            longer = f"{duration(mean_s)} longer than their like (at most {duration(longest_s)})"
             evidence = f"{(stall_NT > 0.0).mean():.2%} of compute operations take {longer}, on any rank"
+            stall_s_R = np.bincount(matrix.rank_N[c.operation], stall_NT.sum(axis=1), len(matrix.ranks))
+            if stall_s_R.max() > ONE_RANK * stall_s_R.sum():
+                rank = matrix.ranks[int(stall_s_R.argmax())]
+                look = f"find out what rank {rank} does then: saving, loading, garbage collection, services of its host"
+                return Said(evidence.replace("on any rank", f"nearly all on rank {rank}"), look, ranks=(rank,))
     advice = (
         "look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"
