@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from paceenv.core.errors import InputError, needs
+from paceenv.core.errors import InputError, needs, out_of_range
 from paceenv.live.options import DECIDING, KILL_SWITCH, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
@@ -127,6 +127,12 @@ def prepare(
     options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
     if not module and not Path(script[0]).exists():
         raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
+    if below and options.out is not None:
+        place = next(one for one in (options.out, *options.out.parents) if one.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            raise InputError(
+                f"out = {str(options.out)!r}; allowed: a folder, and {place} is none that can be written to"
+            )
     why, named = "", policy or options.candidates
     if options.mode in DECIDING and (below or not named):  # a rank may lack a file after a restart
         try:
@@ -183,6 +189,9 @@ def split(arguments: Sequence[str]) -> Split:
         if words and not has_value and takes_value[name]:
             part.append(words.pop(0))
     parts.script.extend(words)
+    ranks = get_args_parser().parse_args([*parts.launcher, "script"]).nproc_per_node
+    if ranks not in ("auto", "cpu", "gpu", "xpu") and not (ranks.isdecimal() and int(ranks) > 0):
+        raise out_of_range("--nproc-per-node", ranks, "a number of ranks, gpu, cpu or auto", "live run")
     return parts
 
 
