@@ -136,8 +136,9 @@ def _past_and_lost(rank_set: RankSet) -> list[str]:
         )
     for place in sorted(rank_set.late):
         late = rank_set.late[place]
-        if late.spans[-1].last is not None:
-            lines.append(past_line([rank_set.job.ranks[place]], late, *rank_set.job.span(late, 0)))
+        first, last = rank_set.job.span(late, 0)
+        if late.spans[-1].last is not None and first != last:  # a single long iteration is nothing to look into
+            lines.append(past_line([rank_set.job.ranks[place]], late, first, last))
     if len(lines) > LISTED:
         lines = [*lines[: LISTED - 1], f"{len(lines) - LISTED + 1} more ranks were late for a while"]
     return lines

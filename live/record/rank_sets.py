@@ -32,6 +32,7 @@ MOST_RANKS = 0.75
 SECOND_SHARE = 0.5
 """Further ranks are named down to this share of the latest one's lateness; those below wait for longer than they are
 late."""
+NO_LINK = "no collective is known to connect it with another rank that has a snapshot"
 OTHER_STEP_SHARE = 0.05
 """Ranks whose mean steps over the same iterations differ by more do not share their steps."""
 ALIKE_STAGES = 0.2
@@ -80,12 +81,9 @@ class RankSet:
 
     def _judge(self) -> None:
         job = self.job
-        if len(self.places) < 2:
-            alone = "no collective is known to connect it with another rank that has a snapshot"
-            self.reasons.append("the job has one rank" if job.world_size == 1 else alone)
-            return
-        if not job.blocks:
-            self.reasons.append("no blocks of iterations were measured")
+        if len(self.places) < 2 or not job.blocks:
+            why = "no step has been measured" if not job.blocks else NO_LINK
+            self.reasons.append("the job has one rank" if job.world_size == 1 else why)
             return
         self._choose_compared()
         if len(self.compared) < 2:
