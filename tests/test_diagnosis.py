@@ -56,6 +56,16 @@ def test_work_that_only_some_ranks_have_is_no_jitter_of_all() -> None:
         assert "compute varies by 4" in jitter.evidence or "compute varies by 5" in jitter.evidence
 
 
+def test_stalls_of_one_rank_name_it() -> None:
+    compute_TR = 0.02 * (1.0 + 0.03 * np.random.default_rng(5).standard_normal((300, 3)))
+    compute_TR[49::50, 1] += 3.0
+    cause = diagnose(job_of(compute_TR, 0.005)).causes[0]
+    assert (cause.cause, cause.ranks) == (names.STALLS, (1,))
+    assert "longer than their like (at most 3 s), nearly all on rank 1" in cause.evidence
+    compute_TR[24::50, 2] += 3.0
+    assert "on any rank" in diagnose(job_of(compute_TR, 0.005)).causes[0].evidence
+
+
 def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_cut() -> None:
     """Rank 1 begins the second collective first, as a backend with several threads may."""
     plain = job_of(np.tile([1.0, 1.0, 2.0], (20, 1)))
