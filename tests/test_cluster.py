@@ -129,9 +129,9 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
     assert some.changed(["noise.jitter_cv=0.03", "job.compute_s=2"]).noise.jitter_cv == 0.03
     assert some.noise.jitter_cv == 0.0
     assert some.with_nodes(64).job.ranks == 64
-    with pytest.raises(InputError, match=r"^tiny at 0 nodes.*: job\.nodes = 0; allowed: .*1"):
+    with pytest.raises(InputError, match=r"^tiny: job\.nodes = 0; allowed: .*1"):
         some.with_nodes(0)
-    with pytest.raises(InputError, match=r"^--set job\.nodes=-1: job\.nodes = -1"):
+    with pytest.raises(InputError, match=r"^--set: job\.nodes = -1"):
         some.changed(["job.nodes=-1"])
 
 

@@ -58,7 +58,7 @@ def test_simulate_prints_what_it_promises() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["simulat", "null-jitter"], "did you mean simulate"),
+        (["simulat", "null-jitter"], "no command simulat, and no such file or folder; did you mean simulate"),
         (["nosuch.log"], "nosuch.log: no such file"),
         (["simulate", "null-jitter", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
         (["simulate", "null-jitter", "--nodes", "0"], "--nodes"),

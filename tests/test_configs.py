@@ -52,7 +52,7 @@ def test_missing_configs(name: str, expected: str) -> None:
     ("text", "expected"),
     [
         ("- 1\n- 2\n", "expected a mapping of keys, found list"),
-        ("", "expected a mapping of keys, found NoneType"),
+        ("", "the file is empty"),
         ("just words", "expected a mapping of keys, found str"),
         ("a: [1\nb: }", "not valid YAML: "),
         ("\tname: tiny", "not valid YAML: "),
@@ -90,7 +90,7 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str | bytes, expected: 
 )
 def test_values_out_of_range_and_unknown_keys(tmp_path: Path, assignment: str, expected: str) -> None:
     message = problem(written(tmp_path, GOOD), assignment)
-    assert message.startswith(f"--set {assignment}: ")
+    assert message.startswith("--set: ")
     assert expected in message
 
 

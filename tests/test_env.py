@@ -170,10 +170,10 @@ def test_actions_outside_the_box_act_as_clipped() -> None:
     assert not np.array_equal(observed([-1.0, 1.0]), observed([-1.0, -1.0]))
 
 
-def test_an_action_that_is_not_a_number_is_refused_with_its_row() -> None:
+def test_an_action_that_is_not_a_number_is_refused_with_its_row_if_there_are_several() -> None:
     env = gymnasium.make("paceenv/Pacing-v0")
     env.reset(seed=0)
-    with pytest.raises(InputError, match=r"action of row 0 = \[nan, 0.5\]; allowed: numbers from -1 to 1"):
+    with pytest.raises(InputError, match=r"^environment: action = \[nan, 0.5\]; allowed: numbers from -1 to 1"):
         env.step(np.array([np.nan, 0.5], np.float32))
     envs = PacingVectorEnv(3, episode_intervals=1)
     envs.reset(seed=0)

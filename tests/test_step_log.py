@@ -131,6 +131,25 @@ def test_clocks_of_a_table_may_count_milliseconds_or_less(
     assert log.rounding_s == pytest.approx(digit_s)
 
 
+@pytest.mark.parametrize("bad", ["-0.3", "nan", "-inf"])
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ("step: {} time: {} s", None),
+        ('{{"step": {}, "step_time_s": "{}"}}', None),
+        ("{}={}", r"(?P<step>\d+)=(?P<s>.*)"),
+    ],
+)
+def test_lines_whose_time_is_none_are_counted(line: str, pattern: str | None, bad: str, tmp_path: Path) -> None:
+    def text(every: int) -> str:
+        return "".join(line.format(i, bad if i % every == 0 else f"{x:.3f}") + "\n" for i, x in enumerate(TRUE_S))
+
+    log = read(tmp_path, text(10), pattern)
+    assert (len(log.step_V), log.notes[0]) == (576, "64 lines left out: the step time is negative or not finite")
+    with pytest.raises(InputError, match=r"log\.txt: 0 step times, as 640 are negative or not finite; allowed: "):
+        read(tmp_path, text(1), pattern)
+
+
 def test_a_restart_begins_a_new_run(tmp_path: Path) -> None:
     text = log_samples.nanogpt(TRUE_S[:300], 1) + "Traceback (most recent call last):\n"
     text += "\n".join(log_samples.nanogpt(TRUE_S, 1).splitlines()[251:])

@@ -239,6 +239,13 @@ def test_trials_share_the_validation_that_the_driver_has_found(tmp_path: Path, m
     assert pickle.loads(sent).validation == "found"
 
 
+def test_a_training_that_nothing_scores_is_refused_before_what_else_is_wrong() -> None:
+    training = {"train": "demo", "set": {"environment.suites": ["demo"]}}
+    config = {"name": "x", "training": training | {"hyperparameters": {"sb3.learning_rate": {"choice": [1e-3]}}}}
+    with pytest.raises(InputError, match="train: demo: has no selection, which scores the trials"):
+        make_task(SweepConfig.model_validate(config))
+
+
 def test_a_population_shows_the_last_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = training_sweep(tmp_path, {"loguniform": [1e-3, 1e-1]}, pbt={"perturbation_interval": 256})
     config_files.write_yaml(tmp_path / CONFIG, config.model_dump(mode="json"))

@@ -212,7 +212,8 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     [
         (["null-jitter"], "nothing to change"),
         (["null-jitter", "--nodes", "4", "--base", "one-job"], "allowed: only with a trace"),
-        (["null-jitter", "--nodes", "4,,8"], "--nodes = '4,,8'; allowed: numbers of at least 1"),
+        (["null-jitter", "--nodes", "4,,8"], "--nodes = '4,,8'; allowed: numbers from 1 to 1000000"),
+        (["null-jitter", "--nodes", "1000001"], "--nodes = '1000001'; allowed: numbers from 1 to 1000000"),
         (["null-jitter", "--oversubscription", "-1"], "allowed: positive numbers"),
         (["null-jitter", "--replace-rank", "x"], "allowed: ranks, one row each"),
         (["null-jitter", "--nodes", ",".join(map(str, range(1, MAX_ROWS + 2)))], f"at most {MAX_ROWS}"),

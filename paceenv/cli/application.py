@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
         name, rest = "diagnose", arguments
     if name not in commands:
         hint = did_you_mean(name, commands) or f"; there are {', '.join(sorted(commands))}"
-        raise InputError(f"no command {name}{hint}")
+        raise InputError(f"no command {name}, and no such file or folder{hint}")
     try:
         return _run_command(commands[name], rest)
     except ModuleNotFoundError as error:

@@ -115,6 +115,8 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read as text: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid YAML: {error}") from None
+    if data is None:
+        raise InputError(f"{path}: the file is empty")
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
     return data

@@ -26,7 +26,7 @@ from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
 
-WHERE = "paceenv/Pacing-v0"
+WHERE = "environment"
 """What messages name as the place of a wrong value."""
 DEFAULT_CLUSTER, DEFAULT_MECHANISMS = ("two-jobs", "two-jobs-other-period", "one-job"), ("phase_shift",)
 """A job with a twin on its uplink, with a job of another period, and alone: no constant setting suits all three."""
@@ -218,7 +218,8 @@ class EpisodeBatch:
         invalid_E = np.isnan(action_EA).any(axis=1) & (True if running is None else running)
         if invalid_E.any():
             row, allowed = int(np.argmax(invalid_E)), "numbers from -1 to 1; those beyond are clipped"
-            raise out_of_range(f"action of row {row}", np.asarray(action_EA)[row].tolist(), allowed, WHERE)
+            name = f"action of row {row}" if len(invalid_E) > 1 else "action"
+            raise out_of_range(name, np.asarray(action_EA)[row].tolist(), allowed, WHERE)
         settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
         if not self.simulators:
             raise gymnasium.error.ResetNeeded("call reset() before step()")

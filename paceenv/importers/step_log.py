@@ -32,6 +32,7 @@ from paceenv.importers.log_text.conversion import (
     bars_of_steps,
     convert,
     number,
+    time_or_speed,
 )
 from paceenv.importers.log_text.log_lines import Line, Number, read_lines, stamp_in, without_dates
 from paceenv.importers.log_text.named_numbers import (
@@ -221,7 +222,8 @@ class _Lines:
         by: dict[str, list[tuple[Role, Number, Named]]] = defaultdict(list)
         for one, known in numbers:
             role = known or (_COUNT if one.total and not one.unit else None)
-            amount = None if role is None else number(one.value, role.unit or 1.0)
+            read = time_or_speed if role is not None and role.meaning == "value" else number
+            amount = None if role is None else read(one.value, role.unit or 1.0)
             if role is not None and amount is not None:
                 by[role.meaning].append((role, amount, one))
         for role, _, one in by["setting"]:
@@ -283,7 +285,7 @@ class _Lines:
         step, rank = (number(fields.get(name, "")) for name in ("step", "rank"))
         group = next((name for name in fields if name in GROUPS), None)
         kind, unit = GROUPS[group or "elapsed_s"]
-        value = None if group is None else number(fields[group], unit)
+        value = None if group is None else time_or_speed(fields[group], unit)
         if group is None and stamp is not None and step is not None:
             value = stamp
         if value is not None:
@@ -318,6 +320,10 @@ class _Lines:
         if problems:
             raise InputError(problems[0])
         seen = max((len(c) for columns in self._columns.values() for c in columns.values()), default=0)
+        refused = max((c.refused for columns in self._columns.values() for c in columns.values()), default=0)
+        if refused >= MIN_VALUES:
+            said = f"{seen} step times, as {refused} are negative or not finite"
+            raise InputError(f"{path}: {said}; allowed: at least {MIN_VALUES}")
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")

@@ -17,6 +17,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.wording import name_ranks
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.environment import MAX_NODES
 from paceenv.sim.engine.simulator import episode_keys
 
 WHERE: Final = "whatif"
@@ -63,7 +64,7 @@ def combinations(
     settings: Sequence[str],
 ) -> list[Change]:
     """Every combination of what the options name, one row each; ``settings`` are applied to every row."""
-    sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
+    sizes = _listed("--nodes", nodes, _size, f"numbers from 1 to {MAX_NODES}, with commas between")
     ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
     others = _listed("--replace-rank", replaced, _ranks, "ranks, one row each (0,3), or together (0+3)")
     policies = list(dict.fromkeys(pacing)) or ["passive"]
@@ -91,7 +92,7 @@ def _listed(
 
 
 def _size(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{0,6}", text, re.ASCII):
+    if not re.fullmatch(r"0*[1-9]\d{0,6}", text, re.ASCII) or int(text) > MAX_NODES:
         raise ValueError
     return int(text)
 

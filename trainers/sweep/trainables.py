@@ -140,10 +140,10 @@ class TrainingTask:
     def of(cls, sweep: TrainingSweep) -> TrainingTask:
         """Resolve the training config. Raises InputError where its trials could not be scored, or would all fail."""
         base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
-        train = _changed(base, sweep.set, f"{sweep.train}, set")
-        if train.selection is None:
+        if sweep.set.get("selection", base.selection) is None:
             allowed = "a training config with a section selection, such as ppo"
             raise InputError(f"train: {sweep.train}: has no selection, which scores the trials; allowed: {allowed}")
+        train = _changed(base, sweep.set, f"{sweep.train}, set")
         if sweep.asha is not None and sweep.asha.grace_period > train.total_timesteps:
             asked, most = sweep.asha.grace_period, train.total_timesteps
             raise InputError(f"asha.grace_period = {asked}; allowed: at most {most}, the decisions of a training")

@@ -28,6 +28,7 @@ GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
     "elapsed_s": ("elapsed", 1.0),
 }
 """Named groups of a user's own pattern."""
+_NO_TIME: Final = re.compile(r"\s*(?:-\.?\d|[+-]?(?:nan|inf)\b)", re.IGNORECASE)
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
@@ -47,7 +48,7 @@ class Column:
     """Numbers of one format and one writer, a row each: step, value, clock, epoch, line.
 
     Step and clock are not-a-number where a line has none. ``total`` is the number of steps that lines give behind a
-    slash, or 0; ``of`` names what a speed counts.
+    slash, or 0; ``of`` names what a speed counts; ``refused`` counts values that are no time.
     """
 
     kind: Kind
@@ -57,12 +58,15 @@ class Column:
     rows: array[float] = field(default_factory=lambda: array("d"))
     total: float = 0.0
     digit: float = math.inf
+    refused: int = 0
 
     def __len__(self) -> int:
         return len(self.rows) // 5
 
     def add(self, step: float, number: Number, stamp: Number | None, *, line: int = 0, epoch: float = 0.0) -> None:
-        if len(self) < MAX_VALUES:
+        if math.isnan(number.value):
+            self.refused += 1
+        elif len(self) < MAX_VALUES:
             clock_s = math.nan if stamp is None else stamp.value
             self.rows.extend((step, number.value, clock_s, epoch, line))
             self.digit = min(self.digit, number.digit)
@@ -96,6 +100,11 @@ def number(text: str, unit: float = 1.0) -> Number | None:
     mantissa, _, exponent = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     return Number(unit * value, unit * 10.0 ** (int(exponent or 0) - decimals))
+
+
+def time_or_speed(text: str, unit: float = 1.0) -> Number | None:
+    """As :func:`number`; not-a-number for one that is negative or not finite."""
+    return Number(math.nan, math.inf) if _NO_TIME.match(text) else number(text, unit)
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,9 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
     step_V, value_V, clock_s_V, line_V = column.arrays()
     if len(value_V) >= MAX_VALUES:
         notes.append(f"only the first {MAX_VALUES} values are used")
+    if column.refused:
+        lines = f"{column.refused} line{'s' if column.refused > 1 else ''}"
+        notes.append(f"{lines} left out: the step time is negative or not finite")
     known_V = np.isfinite(step_V)
     numbered = len(step_V) > 0 and float(known_V.mean()) > 0.5 and float(np.nanmax(step_V)) > float(np.nanmin(step_V))
     change_V = np.diff(value_V)

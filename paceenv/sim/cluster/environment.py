@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,11 +12,13 @@ from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, 
 from paceenv.sim.engine.layout import MAX_STALENESS
 from paceenv.ui.config_files import Config, Mechanism
 
+MAX_NODES: Final = 1_000_000
+
 
 class Job(Config):
     """The training job: its ranks, how long they compute, what they reduce."""
 
-    nodes: int = Field(ge=1, le=1_000_000, description="number of nodes")
+    nodes: int = Field(ge=1, le=MAX_NODES, description="number of nodes")
     ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
     nodes_per_group: int | None = Field(None, ge=1, description="nodes of one process group; empty: all")
     barrier: bool = Field(False, description="whether a separate barrier ends the step, after the groups' collectives")

@@ -221,11 +221,11 @@ class Cluster(Config):
             counts = [data["job"][key] for key in ("nodes", "ranks_per_node")]
             if all(isinstance(count, int) and count > 0 for count in counts):
                 data["program"] = resized(self.program, self.job.ranks, counts[0] * counts[1]).model_dump()
-        return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
+        return config_files.parse(Cluster, data, where)
 
     def with_nodes(self, nodes: int) -> Cluster:
         """This cluster with the job on another number of nodes."""
-        return self.changed([f"job.nodes={nodes}"], f"{self.name} at {nodes} nodes")
+        return self.changed([f"job.nodes={nodes}"], self.name)
 
 
 def load_cluster(name: str | os.PathLike[str]) -> Cluster:
