@@ -140,7 +140,7 @@ class TrainingTask:
     def of(cls, sweep: TrainingSweep) -> TrainingTask:
         """Resolve the training config. Raises InputError where its trials could not be scored, or would all fail."""
         base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
-        if sweep.set.get("selection", base.selection) is None:
+        if base.selection is None and not any(key.startswith("selection") for key in sweep.set):
             allowed = "a training config with a section selection, such as ppo"
             raise InputError(f"train: {sweep.train}: has no selection, which scores the trials; allowed: {allowed}")
         train = _changed(base, sweep.set, f"{sweep.train}, set")
