@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
@@ -28,8 +28,7 @@ IN_A_GROUP_ONLY = "in_a_group_only"
 """Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
 
 
-@dataclass(frozen=True)
-class Meaning:
+class Meaning(NamedTuple):
     """What an option means, and its allowed values; ``unset``: what happens without one."""
 
     help: str

@@ -57,8 +57,7 @@ def spec_of_optimizers(name: str, path: Sequence[str] | None, target: ModuleType
     if spec is None or loader is None or os.environ.get(KILL_SWITCH, "") not in SWITCHED_ON:
         return None
     settings = json.loads(os.environ[SETTINGS_VARIABLE])
-    is_script = settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid())
-    script = os.getpid() if is_script else -1
+    script = os.getpid() if settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid()) else -1
     del settings[ROOT]
     LAUNCHER_SETTINGS.update(settings)
 

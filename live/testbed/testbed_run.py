@@ -15,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,7 @@ TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util
 """The needed tools, and Debian's packages for them."""
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(NamedTuple):
     """The result of one job. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
 
     steps_s_TR: NDArray[np.float64]
