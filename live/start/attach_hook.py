@@ -85,21 +85,16 @@ def _wait_for_optimizer(module: ModuleType, script: int) -> None:
             if optimizer.__init__ is first:
                 optimizer.__init__ = original
             LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = os.getpid() != script
-            attach_now()
+            try:
+                from paceenv.live.agent import attach, attached
+
+                if attached() is None:
+                    attach()
+            except Exception as error:
+                Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
         original(self, *args, **kwargs)
 
     optimizer.__init__ = first
-
-
-def attach_now() -> None:
-    """Attach; any error is logged, and the script goes on without the agent."""
-    try:
-        from paceenv.live.agent import attach, attached
-
-        if attached() is None:
-            attach()
-    except Exception as error:
-        Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
 
 
 def _explain_absence(script: int) -> None:
