@@ -22,11 +22,7 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`.
-
-    Args:
-        loop: what observes and decides.
-    """
+    """The agent of this rank. Use :func:`live.attach`."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)

@@ -24,8 +24,6 @@ from paceenv.live.record.snapshot import ARRIVALS, VERDICTS, Snapshot, entry, nu
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
-REQUEST_TIMEOUT_S: Final = 10.0
-"""A silent client is disconnected after this time."""
 SERVED: Final = ("step", "parts", "wait", "arrival", "pacing", "canary", "overhead")
 """Fields of the snapshot whose numbers are served, beside :data:`WHOLE`."""
 WHOLE: Final = ("world_size", "unix_time_s", "iterations", "still_s")
@@ -84,7 +82,7 @@ class MetricsServer(Collector):
         server: Any = start_http_server(port, host, registry)[0]
         server.handle_error = lambda request, address: None  # a client that goes away in the middle
         handler = server.RequestHandlerClass
-        server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": REQUEST_TIMEOUT_S})
+        server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": 10.0})  # of a silent client
         self._server = server
         os.register_at_fork(after_in_child=server.socket.close)  # else the port is in use as long as the child lives
 
