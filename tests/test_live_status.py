@@ -140,7 +140,6 @@ def test_status_for_machines(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("status", "{run}/none"), "no such folder"),
         (("status", "{run}", "--json", "{run}"), "is a folder"),
         (("status", "{run}", "--watch", "--json", "-"), "allowed: without --json"),
     ],
