@@ -22,11 +22,7 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`.
-
-    Args:
-        loop: what observes and decides.
-    """
+    """The agent of this rank. Use :func:`live.attach`."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -108,18 +104,9 @@ class Agent:
                 self._output.end_with(error)
                 self.detach()
 
-    def _forget(self) -> None:
-        """In a forked child (a data loader's worker): the agent belongs to the parent."""
-        self._loop.deferral.forget()
-        self._loop.detach("in a forked child")
-
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why.
-
-    Args:
-        error: why there is no agent.
-    """
+    """In place of an agent that could not be made: it does nothing, and its reason says why, with the ``error``."""
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"
@@ -145,9 +132,11 @@ _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """In a forked child (a data loader's worker): the agent belongs to the parent."""
     for agent in list(_alive):
         with contextlib.suppress(Exception):
-            agent._forget()
+            agent._loop.deferral.forget()
+            agent._loop.detach("in a forked child")
     _alive.clear()
 
 

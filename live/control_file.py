@@ -68,7 +68,6 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wi
     reached = [
         (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / tick_s
         for s in statuses
-        if not s.get("final")
     ]
     first = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
     return wish._replace(policy=policy, sha256=named.sha256, from_iteration=first)

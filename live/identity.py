@@ -223,9 +223,8 @@ def settings_digest(options: Options, policy: tuple[str, str | None], seed: int)
     """
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in OWN_TO_A_RANK}
     values["seed"] = seed
-    return hashlib.blake2b(
-        repr((paceenv.__version__, sorted(values.items()), policy)).encode(), digest_size=8
-    ).hexdigest()
+    told = repr((paceenv.__version__, sorted(values.items()), policy)).encode()
+    return hashlib.blake2b(told, digest_size=8).hexdigest()
 
 
 def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:

@@ -39,14 +39,8 @@ def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
         verdict = text(snapshot, "arrival", "verdict")
         late_s = (number(snapshot, "arrival", "late_s") or 0.0) if verdict == LATE else 0.0
         own_s = number(snapshot, "parts", "compute_s") or 0.0
-        return (
-            -float(is_silent(snapshot, now_s)),
-            -float(is_downgraded(snapshot)),
-            -late_s,
-            float(verdict == EARLY),
-            -own_s,
-            float(snapshot["rank"]),
-        )
+        as_asked = not is_silent(snapshot, now_s), not is_downgraded(snapshot)
+        return *as_asked, -late_s, verdict == EARLY, -own_s, snapshot["rank"]
 
     return sorted(snapshots, key=order)[:WORST]
 

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 LOGGER = logging.getLogger("paceenv.live")
-KEPT_EVENTS = 50
 PATIENCE_S = 1.0  # for a log handler of the script's, at most
 
 
@@ -25,7 +24,7 @@ class Messages:
 
     def __init__(self) -> None:
         self.rank: int | None = None
-        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self.events: deque[dict[str, Any]] = deque(maxlen=50)
         self._logged: set[str] = set()
 
     def log_once(self, text: str, level: int = logging.WARNING) -> None:

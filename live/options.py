@@ -8,9 +8,9 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
@@ -28,8 +28,7 @@ IN_A_GROUP_ONLY = "in_a_group_only"
 """Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
 
 
-@dataclass(frozen=True)
-class Meaning:
+class Meaning(NamedTuple):
     """What an option means, and its allowed values; ``unset``: what happens without one."""
 
     help: str
@@ -101,26 +100,21 @@ class Options:
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
-            _check(option, getattr(self, option.name))
+            means, value = option.metadata["meaning"], getattr(self, option.name)
+            whole = option.type in (int, int | None)
+            if means.choices:
+                fits = value in means.choices
+            elif means.low == -math.inf or (value is None and option.default is None):
+                continue
+            else:
+                number = type(value) is int or (not whole and isinstance(value, (int, float)))
+                fits = number and means.low <= value <= means.high  # not-a-number fails too
+            if not fits:
+                raise out_of_range(option.name, value, "a whole number from " * whole + means.allowed, "live")
 
 
 OPTIONS = fields(Options)
 """Their names, types, defaults, and ``metadata["meaning"]``."""
-
-
-def _check(option: Field[Any], value: Any) -> None:
-    """Raises InputError for a value that is not one of the choices, or not a number within the range."""
-    means: Meaning = option.metadata["meaning"]
-    whole = option.type in (int, int | None)
-    if means.choices:
-        fits = value in means.choices
-    elif means.low == -math.inf or (value is None and option.default is None):
-        return
-    else:
-        number = type(value) is int or (not whole and isinstance(value, (int, float)))
-        fits = number and means.low <= value <= means.high  # not-a-number fails too
-    if not fits:
-        raise out_of_range(option.name, value, "a whole number from " * whole + means.allowed, "live")
 
 
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
 from paceenv.live.options import make_options
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile, save_policy
 
 STEP_S = 0.1
 
@@ -90,14 +88,10 @@ def test_what_was_learned_of_a_step_is_forgotten_where_it_is_another_one() -> No
     assert job.control.pacer is not before
 
 
-def _file(path: Path, low: float, high: float) -> Path:
+def test_a_job_unlike_those_the_policy_knows_is_observed() -> None:
     layers = [(np.zeros((2, signals.SIGNALS), np.float32), np.array([-1.0, 1.0], np.float32))]
-    save_policy(path, PolicyFile(Learned(layers, ("slack",)), {"comm_share": (low, high)}))
-    return path
-
-
-def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None:
-    job = Job(str(_file(tmp_path / "policy.safetensors", 0.6, 0.9)), "active", _noisy(0.0))
+    policy = Learned(layers, ("slack",), calibrated_range={"comm_share": (0.6, 0.9)})
+    job = Job(policy, "active", _noisy(0.0))
     job.run(400)
     assert job.control.mode == "observe"
     assert "comm_share = 0." in job.control.reason

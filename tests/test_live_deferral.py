@@ -333,7 +333,7 @@ def test_a_process_ends_with_something_held_and_the_others_get_it(tmp_path: Path
 
 
 def forking() -> dict[str, Any]:
-    """A child is forked while something is held: it holds nothing, starts nothing and ends; the parent goes on."""
+    """A child is forked while something is held: it has no agent, starts nothing and ends; the parent goes on."""
     group, rank = _group(), dist.get_rank()
     agent = _attached(LONG_S if rank == 0 else 0.0)
     tensor, work = _reduced(group)
@@ -341,16 +341,17 @@ def forking() -> dict[str, Any]:
     if child == 0:
         deferral = agent._loop.deferral
         clean = not deferral._held and deferral._off and deferral._lock.acquire(timeout=1.0)
-        os._exit(0 if clean else 1)
+        os._exit(0 if clean and agent.state == "off" else 1)
     _, status = os.waitpid(child, 0)
     work.wait()
+    state = agent.state
     agent.detach()
-    return {"status": status, "sum": tensor.tolist()}
+    return {"status": status, "sum": tensor.tolist(), "state": state}
 
 
-def test_a_forked_child_starts_nothing(together: Together) -> None:
+def test_a_forked_child_has_no_agent_and_starts_nothing(together: Together) -> None:
     for rank in together["forking"]:
-        assert rank == {"status": 0, "sum": [2.0] * 3}
+        assert rank == {"status": 0, "sum": [2.0] * 3, "state": "observe"}
 
 
 def not_held() -> dict[str, Any]:

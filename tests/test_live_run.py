@@ -43,7 +43,6 @@ def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
     [
         ("--bogus 2 a.py", "no such option: --bogus"),
         ("--no-python ls", "--no-python: the agent needs a Python script"),
-        ("--nproc-per-node 2 --cap-s 30 a.py", "cap_s = 30.0; allowed: 0 to 10"),
         ("missing.py", "script missing.py: no such file"),
         ("--nproc-per-node -2 train.py", "--nproc-per-node = '-2'; allowed: a number of ranks"),
         ("--nproc-per-node 2 --out train.py/run train.py", "train.py is none that can be written to"),

@@ -334,14 +334,3 @@ def test_every_stamp_comes_back(agent: Agent) -> None:
     agent.summary()
     assert stamps.dropped == 0
     assert len(stamps._pool) == 255  # one is the base
-
-
-def test_a_forked_child_has_no_agent(agent: Agent) -> None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, agent.state.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 99) == b"off"
-    assert agent.state == "observe"

@@ -44,10 +44,7 @@ class HostActuator:
         return max(self._clock() - start_s, 0.0), 0
 
     def settle(self, delay: Delay) -> float:
-        """Seconds between the two stamps, which are ready.
-
-        0 where there is no second one, because too little slack does no harm.
-        """
+        """Seconds between the two stamps, which are ready; 0 without a second one: too little slack does no harm."""
         if delay.after is None:
             return 0.0
         seconds = self._stamps.seconds(delay.after) - self._stamps.seconds(delay.before)

@@ -121,6 +121,7 @@ class Plan:
     def __init__(self, seed: int, blocks: Sequence[BlockPlan], *, begin: int = 0, every: int = CANARY) -> None:
         self._seed, self.blocks, self.begin, self.every = seed % 2**64, tuple(blocks), begin, every
         self._warm_up = sum(one.block_iterations * one.warm_blocks for one in self.blocks)
+        self._round = every * sum(one.block_iterations for one in self.blocks)
         self._block = _Block(0, begin, begin, NOBODY, NOBODY)
 
     def turn(self, iteration: int, ticks: int = 1) -> Turn:
@@ -140,16 +141,13 @@ class Plan:
         if iteration < at:
             return _Block(0, at, at, NOBODY, NOBODY)
         if iteration >= at + self._warm_up:
-            number = (iteration - at - self._warm_up) // self._round_iterations()
-            at += self._warm_up + number * self._round_iterations()
+            number = (iteration - at - self._warm_up) // self._round
+            at += self._warm_up + number * self._round
         return next(block for block in self._lay_out(number, at) if iteration < block.end)
 
     def after(self, pairs: int) -> int:
         """The first iteration after that many pairs of every candidate."""
-        return self.begin + self._warm_up + pairs * self._round_iterations()
-
-    def _round_iterations(self) -> int:
-        return self.every * sum(one.block_iterations for one in self.blocks)
+        return self.begin + self._warm_up + pairs * self._round
 
     def _lay_out(self, number: int, at: int) -> Iterator[_Block]:
         """The blocks of the round that begins ``at`` an iteration; of the warm-up for -1."""

@@ -98,11 +98,9 @@ class Control:
         self.chosen = _make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until)
         """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
         self._in_force = self.chosen if self.decides else Mode()
-        self._actuator = (
-            HostActuator(stamps, cap_s=options.cap_s, clock=clock)
-            if device == "cpu"
-            else DeviceActuator(stamps, cap_s=options.cap_s, device=device)
-        )
+        self._actuator = HostActuator(stamps, cap_s=options.cap_s, clock=clock)
+        if device != "cpu":
+            self._actuator = DeviceActuator(stamps, cap_s=options.cap_s, device=device)
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
         self._of = -1, False  # the payload's group, and whether a barrier ends the step

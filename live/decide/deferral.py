@@ -225,7 +225,11 @@ class Deferral:
     def _hold(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         group, now_s = args[0], time.monotonic()
         with self._lock:
-            if self._off or not self._timed():
+            if not self._off and (self._timer is None or not self._timer.is_alive()):  # with the first transfer
+                self._timer = background("paceenv-deferral", self._watch, self._log_once)
+                if self._timer is None:
+                    self._off = True
+            if self._off:
                 self.release()
                 return None
             queue = self._held.get(id(group))
@@ -252,14 +256,6 @@ class Deferral:
         if transfer.work is None:
             raise RuntimeError("the start of this collective was interrupted")
         return transfer.work
-
-    def _timed(self) -> bool:
-        """Whether there is a timer thread; it is started with the first transfer."""
-        if self._timer is None or not self._timer.is_alive():
-            self._timer = background("paceenv-deferral", self._watch, self._log_once)
-            if self._timer is None:
-                self._off = True
-        return not self._off
 
     def _watch(self) -> None:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceenv.core.errors import InputError
 from paceenv.live.log_once import described
@@ -22,8 +22,7 @@ DEFAULT_CONSTANTS = tuple(spelled({mechanism: pair}) for mechanism, pair in STAT
 """The default constant of each mechanism."""
 
 
-@dataclass(frozen=True)
-class NamedPolicy:
+class NamedPolicy(NamedTuple):
     """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". With candidates passive.
 
     ``sha256`` is of the policy's file or, where a cluster config gives its numbers, of these numbers.

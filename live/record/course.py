@@ -130,13 +130,11 @@ class Course:
         behind, waiting = job.held_up(old)
         if still_s <= SILENT_S and not (longest_s and (behind or not over)):
             return None
-        describe = self._say_that_it_stood if over else _say_that_it_stands
-        said = describe(job, behind, waiting, still_s, longest_s)
+        of = job, behind, waiting, still_s
+        said = self._say_that_it_stood(*of) if over else _say_that_it_stands(*of, longest_s)
         return Standstill(still_s, [job.ranks[place] for place in behind], said) if said else None
 
-    def _say_that_it_stood(
-        self, job: Job, behind: list[int], waiting: list[int], still_s: float, longest_s: float
-    ) -> str:
+    def _say_that_it_stood(self, job: Job, behind: list[int], waiting: list[int], still_s: float) -> str:
         """Of a job that is over; "" where it ended as it should, or broke off by what a rank raised first."""
         if not (self._gone or any(text(s, "ended") or is_silent(s, self._now_s) for s in self._snapshots)):
             return ""

@@ -59,5 +59,4 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 def with_verdicts(snapshots: Sequence[Snapshot], findings: Findings) -> list[Snapshot]:
     """The snapshots, each with its ``arrival`` from the findings."""
-    verdicts = findings["verdicts"]
-    return [s | {"arrival": verdicts.get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]
+    return [s | {"arrival": findings["verdicts"].get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]

@@ -24,8 +24,6 @@ from paceenv.live.record.snapshot import ARRIVALS, VERDICTS, Snapshot, entry, nu
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
-REQUEST_TIMEOUT_S: Final = 10.0
-"""A silent client is disconnected after this time."""
 SERVED: Final = ("step", "parts", "wait", "arrival", "pacing", "canary", "overhead")
 """Fields of the snapshot whose numbers are served, beside :data:`WHOLE`."""
 WHOLE: Final = ("world_size", "unix_time_s", "iterations", "still_s")
@@ -38,13 +36,30 @@ CHOICES: Final = (
 """Words of the snapshot, each as a set of states: 1 for the current word, 0 for the others."""
 
 
-class SnapshotCollector(Collector):
-    """Turns snapshots into metrics; unknown numbers have no sample."""
+def _numbers(snapshot: Snapshot) -> dict[str, float]:
+    """The numbers that are served, by name."""
+    paths = [(name,) for name in WHOLE] + [(field, name) for field in SERVED for name in entry(snapshot, field) or ()]
+    found = {"_".join(path): number(snapshot, *path) for path in paths}
+    return {re.sub("_s$", "_seconds", name): value for name, value in found.items() if value is not None}
 
-    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]]) -> None:
-        self._snapshots = snapshots
+
+class MetricsServer(Collector):
+    """Serves the metrics of snapshots over HTTP until :meth:`close`, through the library's own server.
+
+    ``start`` may take as long as the system's resolver and belongs on a background thread.
+    """
+
+    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], port: int, *, host: str = "127.0.0.1") -> None:
+        self._snapshots, self._asked, self._process = snapshots, (host, port), os.getpid()
+        self._server: Any = None
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on; None while it does not."""
+        return self._server.server_port if self._server is not None else None
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics of the present snapshots; unknown numbers have no sample."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
             families: dict[str, Any] = {}
             for one in self._snapshots():
@@ -60,38 +75,14 @@ class SnapshotCollector(Collector):
                         states.add_metric(whose, {possible: possible == word for possible in words})
             yield from families.values()
 
-
-def _numbers(snapshot: Snapshot) -> dict[str, float]:
-    """The numbers that are served, by name."""
-    paths = [(name,) for name in WHOLE] + [(field, name) for field in SERVED for name in entry(snapshot, field) or ()]
-    found = {"_".join(path): number(snapshot, *path) for path in paths}
-    return {re.sub("_s$", "_seconds", name): value for name, value in found.items() if value is not None}
-
-
-class MetricsServer:
-    """Serves the metrics of snapshots over HTTP until :meth:`close`, through the library's own server.
-
-    ``start`` may take as long as the system's resolver and belongs on a background thread.
-    """
-
-    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], port: int, *, host: str = "127.0.0.1") -> None:
-        self._asked, self._process = (host, port), os.getpid()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(SnapshotCollector(snapshots))
-        self._server: Any = None
-
-    @property
-    def port(self) -> int | None:
-        """The port it listens on; None while it does not."""
-        return self._server.server_port if self._server is not None else None
-
     def start(self) -> None:
         """Listen and serve. Raises OSError where that is not possible."""
-        host, port = self._asked
-        server: Any = start_http_server(port, host, self._registry)[0]
+        (host, port), registry = self._asked, CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        server: Any = start_http_server(port, host, registry)[0]
         server.handle_error = lambda request, address: None  # a client that goes away in the middle
         handler = server.RequestHandlerClass
-        server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": REQUEST_TIMEOUT_S})
+        server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": 10.0})  # of a silent client
         self._server = server
         os.register_at_fork(after_in_child=server.socket.close)  # else the port is in use as long as the child lives
 

@@ -22,7 +22,7 @@ from paceenv.core.lateness.watch import (
 )
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.observe.batch import POINT_TO_POINT
-from paceenv.live.record.side_by_side import FLOOR_S, Job, Times, Wait, measure_wait, medians
+from paceenv.live.record.side_by_side import FLOOR_S, Job, Times, Wait, medians
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, number
 
 CONFIRMED_SHARE = 0.5
@@ -186,8 +186,11 @@ class RankSet:
         chosen = [k for k in np.flatnonzero(~np.isnan(own_s_RK).all(axis=0)).tolist() if k >= first]
         self._own_s = dict(zip(compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
         compared_R = np.isin(np.arange(len(job.ranks)), compared)
-        several = [operation for operation in job.operations if compared_R[operation.places].sum() > 1]
-        self.waits = [measure_wait(operation, compared_R, chosen) for operation in several]
+        for op, group, places, blocked_s_EK in job.operations:
+            among_E = compared_R[places]
+            if among_E.sum() > 1:
+                blocked_s_E = medians(blocked_s_EK[among_E][:, chosen])
+                self.waits.append(Wait(op, group, places[among_E], blocked_s_E - blocked_s_E.min()))
         # how much longer the median other member waits than a rank does, summed over its groups
         waited_s_R = np.zeros(len(job.ranks))
         for wait in self.waits:

@@ -21,7 +21,6 @@ from paceenv.live.observe.batch import Batch
 from paceenv.live.record.run_folder import rank_file
 from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes
 
-SOURCE: Final = "paceenv live"
 PENDING_BYTES: Final = 1 << 20
 """A flush is due when this much waits."""
 KEPT_BYTES: Final = 8 << 20
@@ -94,7 +93,7 @@ class TraceRecorder:
         try:
             kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
             job = self._job | {"attempt": self.attempt}
-            header = {"source": SOURCE, "job": job, "rank": self._rank, "began_unix_s": self._began_unix_s}
+            header = {"source": "paceenv live", "job": job, "rank": self._rank, "began_unix_s": self._began_unix_s}
             content = flush_bytes(batches, kinds, marks, None if self._size else header)
             written = 0
             while written < len(content):  # once, except where a disk is filling up

@@ -227,15 +227,6 @@ def _read_groups(snapshot: Snapshot, place: int, groups: dict[Key, Group]) -> di
     return keys
 
 
-def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
-    """How long each member among those ranks waits in ``operation`` for the last one, over the given blocks."""
-    kept = among_R[operation.places]
-    chosen = operation.blocked_s_EK[kept][:, blocks]
-    blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
-    waits = blocked_s_E - blocked_s_E.min()
-    return Wait(operation.op, operation.group, operation.places[kept], waits)
-
-
 def medians(table_RK: Times) -> Times:
     """The median of what is known in each row, ``(R,)``; unknown where nothing is."""
     median_R = np.full(len(table_RK), math.nan)

@@ -20,8 +20,8 @@ from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.options import DECIDING
 from paceenv.live.record.course import Course
 from paceenv.live.record.findings import Findings, find
-from paceenv.live.record.findings_text import stopped
-from paceenv.live.record.history import KEPT_ITERATIONS, STOPPED
+from paceenv.live.record.findings_text import STOPS, stopped
+from paceenv.live.record.history import KEPT_ITERATIONS
 from paceenv.live.record.run_folder import SUMMARY, RunFolder, is_silent
 from paceenv.live.record.side_by_side import Job
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
@@ -38,6 +38,7 @@ FEW: Final = 0.1
 """A smaller share of steps unlike the usual is not mentioned: the first ones of a job always are."""
 MAX_EVENTS: Final = 12
 WIDTH: Final = 100
+_WRAPPER: Final = textwrap.TextWrapper(WIDTH, subsequent_indent="      ", break_on_hyphens=False)
 
 
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> tuple[str, Findings]:
@@ -67,11 +68,7 @@ def summarise(snapshots: Sequence[Snapshot], findings: Findings | None = None) -
     heading, waiting = _heading(own, ranks), [f"  {line}" for line in lines if line not in first]
     heading[1:1], waiting[:0] = first, ["Which rank waits for which"] * bool(waiting)
     sections = (heading, _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks), _not_ended(own, ranks))
-    return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
-
-
-def _wrapped(line: str) -> str:
-    return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False))
+    return "\n\n".join("\n".join(map(_WRAPPER.fill, section)) for section in sections if section) + "\n"
 
 
 def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
@@ -143,7 +140,7 @@ def _stopped(ranks: Sequence[Snapshot]) -> list[str]:
     of = max(ranks, key=lambda s: number(s, "stopped", "longest_s") or 0.0)
     longest_s, ended = number(of, "stopped", "longest_s"), _at(number(of, "stopped", "unix_time_s"), "%H:%M:%S")
     which = f"{count(number(of, 'stopped', 'count'))}; the longest took {duration(longest_s)} and ended at {ended}"
-    line = f"  left out of these times: steps of over {STOPPED:g} times the median ({which})"
+    line = f"  left out of these times: {STOPS} ({which})"
     line += f"; with them the mean is {duration(stopped(of)[1])}" if number(of, "stopped", "total_s") else ""
     return [line] if longest_s else []
 
@@ -154,12 +151,9 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         lines.append(f"  probes: random delays of at most {duration(bound_s)}")
     asked, taken = total(ranks, "pacing", "asked"), total(ranks, "pacing", "taken")
     foregone = shadowed(ranks)
-    lines += [f"  {line}" for line in foregone]
-    if taken or (asked and not foregone):
-        lines.append(f"  {spent(ranks)}")
-    elif not foregone and not held(ranks):
-        lines.append("  nothing: no delay was asked for")
-    lines += [f"  {line}" for line in held(ranks)]
+    delayed = [spent(ranks)] if taken or (asked and not foregone) else []
+    told = [*foregone, *delayed, *held(ranks)] or ["nothing: no delay was asked for"]
+    lines += [f"  {line}" for line in told]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
         if cut:

@@ -57,8 +57,7 @@ def spec_of_optimizers(name: str, path: Sequence[str] | None, target: ModuleType
     if spec is None or loader is None or os.environ.get(KILL_SWITCH, "") not in SWITCHED_ON:
         return None
     settings = json.loads(os.environ[SETTINGS_VARIABLE])
-    is_script = settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid())
-    script = os.getpid() if is_script else -1
+    script = os.getpid() if settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid()) else -1
     del settings[ROOT]
     LAUNCHER_SETTINGS.update(settings)
 
@@ -86,21 +85,16 @@ def _wait_for_optimizer(module: ModuleType, script: int) -> None:
             if optimizer.__init__ is first:
                 optimizer.__init__ = original
             LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = os.getpid() != script
-            attach_now()
+            try:
+                from paceenv.live.agent import attach, attached
+
+                if attached() is None:
+                    attach()
+            except Exception as error:
+                Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
         original(self, *args, **kwargs)
 
     optimizer.__init__ = first
-
-
-def attach_now() -> None:
-    """Attach; any error is logged, and the script goes on without the agent."""
-    try:
-        from paceenv.live.agent import attach, attached
-
-        if attached() is None:
-            attach()
-    except Exception as error:
-        Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
 
 
 def _explain_absence(script: int) -> None:

@@ -24,7 +24,6 @@ from paceenv.core.errors import InputError, needs, out_of_range
 from paceenv.live.options import DECIDING, KILL_SWITCH, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
-USER_ERROR = 2
 POLICY_HELP = """Decides in modes shadow, canary and active; beside candidates one more. A policy file of paceenv
 train; learned (the released one); both also with :preference=0.3. Or a rule: paper, adaptive,
 static:slack=0.02/0.4 (threshold/window), or static:my-cluster.yaml for the pacing of a cluster config."""
@@ -251,4 +250,4 @@ def main() -> None:
             raise
         text = str(error) if explain is None else f"{explain()} See {name} --help"
         print(f"paceenv: error: {' '.join(text.split())}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        sys.exit(2)

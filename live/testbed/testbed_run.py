@@ -15,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +32,12 @@ from paceenv.ui import config_files
 
 DEADLINE_S = 600.0
 """Longest time without a step of the main job, its start included; the whole run may last longer."""
-TAIL_LINES = 4
-"""Lines of a failed job's log in the error message."""
 _WARNING = re.compile(r"\[?W\d{4} ")
 TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
 """The needed tools, and Debian's packages for them."""
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(NamedTuple):
     """The result of one job. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
 
     steps_s_TR: NDArray[np.float64]
@@ -171,10 +167,10 @@ def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> 
 
 
 def _why(log: Path) -> str:
-    """The end of a process's output in one line, without warnings."""
+    """The last four lines of a process's output in one, without warnings."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     kept = [" ".join(line.split()) for line in lines if line.strip() and not _WARNING.match(line)]
-    return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
+    return " | ".join(kept[-4:]) or f"no output in {log}"
 
 
 def _collect(place: Path, job: Job) -> JobResult:

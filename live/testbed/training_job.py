@@ -25,8 +25,6 @@ from paceenv.live.testbed.inside import STEP_FILE
 TIMEOUT_S = 600.0
 """Of a collective: a rank that is lost ends the job."""
 
-Transfer = Callable[[], Any]
-"""Starts a transfer; returns what to wait for, if it runs in the background."""
 Group = dist.ProcessGroup | None
 """A process group of this rank; None is that of all ranks."""
 
@@ -70,7 +68,8 @@ def emulated_step(spec: Mapping[str, Any]) -> tuple[Callable[[int], None], torch
 
     def step(iteration: int) -> None:
         length = [*(1.0 + spec["length_cv"] * own.standard_normal(micro_batches)), 1.0]  # the last is of none
-        times = slow["factor"] if slow and rank in slow["ranks"] and _is_slow(slow, iteration) else 1.0
+        since = iteration - slow["first"] if slow and rank in slow["ranks"] else -1
+        times = slow["factor"] if since >= 0 and since % slow["every"] < slow["iterations"] else 1.0
         if pause and iteration % pause["every"] == pause["every"] - 1:
             time.sleep(pause["at_most_s"] * common.random())
         started = dict[int, Any]()
@@ -91,13 +90,11 @@ def _group(name: str, listed: Sequence[list[int]]) -> Group:
     return next((group for ranks, group in made.items() if dist.get_rank() in ranks), None)
 
 
-def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
-    since = iteration - slow["first"]
-    return bool(since >= 0 and since % slow["every"] < slow["iterations"])
+def _transfer(given: Mapping[str, Any], group: Group, *, beside: bool) -> Callable[[], Any]:
+    """Starts a transfer of zeros, at least one for each member in an all-to-all; an all-reduce of none is a barrier.
 
-
-def _transfer(given: Mapping[str, Any], group: Group, *, beside: bool) -> Transfer:
-    """A transfer of zeros, at least one for each member in an all-to-all; an all-reduce of none is a barrier."""
+    It returns what to wait for, if it runs in the background.
+    """
     members, op = dist.get_process_group_ranks(group), given["op"]
     parts = len(members) if op == "all_to_all" else 1
     payload = torch.zeros(max(int(given["payload_bytes"]) // 4 // parts, 1) * parts)
