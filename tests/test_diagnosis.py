@@ -20,7 +20,7 @@ from paceenv.core.operation_matrix import read_matrix
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix
+from paceenv.diagnosis.diagnose import diagnose, diagnose_matrix, with_agent
 from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.verdict import HEALTHY, INSUFFICIENT
 from paceenv.importers.inputs import read_inputs
@@ -38,6 +38,8 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert "ranks are slower" not in diagnose(job_of(np.tile([1.02, 1.0, 1.0, 2.0], (20, 1)))).causes[0].evidence
     assert "(ranks 0, 3)" in diagnose(job_of(np.tile([1.2, 1.0, 1.0, 2.0], (20, 1)))).causes[0].evidence
     assert "no cause that delays act on; whether pacing gains anything was not tried" in found.verdict
+    ended = with_agent(found, {"agent": {"text": "rank 1 raised X", "ended": True}}).verdict
+    assert ended.startswith("rank 1 raised X; in the steps before, persistent slow rank 40% of the step; ")
 
 
 def test_work_that_only_some_ranks_have_is_no_jitter_of_all() -> None:

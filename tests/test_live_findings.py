@@ -331,8 +331,13 @@ def test_who_waited_in_a_hang_that_its_user_ended_was_killed_by_the_launcher() -
     said = page(find([one | (end if one["rank"] == 2 else {"gone": True, "unix_time_s": 4e9}) for one in at]))
     assert "after 64 iterations; ranks 0-1, 3 did not end by it and were killed" in said
     assert "rank 0 was at train.py:50; rank 2 was at train.py:52" in said
+    ends = {rank: {"final": True, "ended": "RuntimeError: Timed out" if rank % 2 else "SIGTERM"} for rank in range(4)}
+    assert "look there first" not in page(find([one | ends[one["rank"]] for one in at])), "the awaited ones are known"
     assert "without a last word" not in said
     assert "to restart" not in said
+    never = [one | {"iterations": 0, "still_s": 12.0, "gone": True, "step": {}} for one in at]
+    assert "the job ended before its first step; rank 0 was at train.py:50; rank 2 was at" in page(find(never))
+    assert "to restart" not in page(find(never))
 
 
 Started = Mapping[int, tuple[int | None, ...]]
@@ -425,6 +430,9 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     slow = {"compute_s": 0.09, "collective_s": 0.0, "barrier_s": 0.008, "pacing_s": 0.002}
     alone = {"stopped": {"count": 1, "total_s": 60.0, "own_s": 59.0, "longest_s": 60.0, "unix_time_s": 1.7e9}}
     said = summarise([snapshot(0), snapshot(1, parts=slow, **alone)])
+    early = summarise([snapshot(0, iterations=40, regular=38, irregular=9)])
+    assert "left out, whose" not in early, "the first ones, which were measured later"
+    assert ", 9 left out, whose" in summarise([snapshot(0, iterations=40, regular=31, irregular=9)])
     heading = "job job, attempt 20261123T053000-3f2a91, 4 ranks; this page is from 2 of them on 1 host"
     assert heading in " ".join(said.split())
     for line in (

@@ -69,9 +69,9 @@ class Course:
         snapshots, gone = self._snapshots, [int(s["rank"]) for s in self._gone]
         lines, earlier = [], list[int]()
         if gone:
-            how = ", SIGTERM" * any(number(s, "iterations") == 0.0 for s in snapshots)
-            how = f"by SIGKILL (out of memory, say), SIGSEGV, SIGABRT{how} or os._exit"
-            lines.append(f"{name_ranks(gone)} ended without a last word: {how}")
+            how = "SIGTERM, " * any(number(s, "iterations") == 0.0 for s in snapshots)
+            how += "SIGKILL (out of memory, say), SIGSEGV, SIGABRT or os._exit"
+            lines.append(f"{name_ranks(gone)} ended without a last word: by {how}")
         if self._raised:
             first, *others = self._raised
             before_s = number(first, "unix_time_s") or 0.0
@@ -85,13 +85,15 @@ class Course:
             seen = count(number(first, "iterations"))
             lost, quiet = self._job.missing, [int(s["rank"]) for s in snapshots if s not in self._raised]
             in_vain = all(any(words in text(s, "ended") for words in IN_VAIN) for s in self._raised)
-            if in_vain and (lost or (quiet and not gone)):
+            known = self.still is not None and self.still.behind
+            if in_vain and not known and (lost or (quiet and not gone)):
                 who = f"{name_ranks(lost)} left no status" if lost else f"{name_ranks(quiet)} raised nothing"
                 lines.append(f"{who}, and the others waited in vain: look there first")
             how = "was interrupted:" if self._interrupted else "raised"
             lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
         may_help = gone or (self._raised and "onnection" in text(self._raised[0], "ended") and not earlier)
-        if may_help and not (self.still is not None and self.still.behind):
+        begun = any(number(s, "iterations") for s in snapshots)
+        if may_help and begun and not (self.still is not None and self.still.behind):
             lines.append(RESTART)  # elsewhere, the same would come again
         return lines
 
@@ -128,7 +130,8 @@ class Course:
             return None
         job = Job(heard)
         behind, waiting = job.held_up(old)
-        if still_s <= SILENT_S and not (longest_s and (behind or not over)):
+        begun = any(number(s, "iterations") for s in heard)
+        if still_s <= SILENT_S and not (longest_s and (behind or not over)) and (begun or not over):
             return None
         of = job, behind, waiting, still_s
         said = self._say_that_it_stood(*of) if over else _say_that_it_stands(*of, longest_s)
@@ -141,9 +144,10 @@ class Course:
         broke = self._raised and not self._interrupted
         if broke and (not behind or self._raised[0]["rank"] in [job.ranks[place] for place in behind]):
             return ""
-        said = f"the last step ended {duration(still_s)} before the job did"
-        said = said if any(number(s, "iterations") for s in job.snapshots) else "the job ended before its first step"
-        said += ": it hung, evaluated or saved" * (not behind) + _places(job, behind, ("was", "were"))
+        said, acts = f"the last step ended {duration(still_s)} before the job did", "evaluated or saved"
+        if not any(number(s, "iterations") for s in job.snapshots):
+            said, acts = "the job ended before its first step", "loaded or compiled"
+        said += f": it hung, {acts}" * (not behind) + _places(job, behind, ("was", "were"))
         if not behind:
             return said
         return f"{job.names(behind)} had not started the collective that {job.names(waiting)} waited in; {said}"

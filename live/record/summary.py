@@ -110,8 +110,9 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
     )
     together = number(own, "step_iterations") or 1.0
-    few, odd, off = FEW * (seen or 0.0), irregular or 0.0, number(own, "off") or 0.0
+    few, off = FEW * (seen or 0.0), number(own, "off") or 0.0
     unseen = (seen or 0.0) - off - together * (number(own, "regular") or 0.0)
+    odd = min(irregular or 0.0, unseen)  # the first ones, from before the usual was known, are measured later
     lines.append(f"  {count(seen)} iterations")
     lines[-1] += f", times of the newest {count(KEPT_ITERATIONS)}" if (seen or 0.0) > KEPT_ITERATIONS * together else ""
     lines[-1] += f", {count(odd)} left out, whose operations are unlike the usual" if odd > few else ""

@@ -406,6 +406,9 @@ def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         if one.name == "extra" and one.operation not in _OF_EXTRA
     }
     names, steps = " and ".join(sorted(written)), max(written.values(), default=0)
+    if names == COMPUTE_OPS[0]:
+        evidence = f"work that only {steps} of {matrix.steps} steps have: saving, evaluation or logging"
+        return Said(evidence, "do it less often, or beside the step")
     advice = "write checkpoints asynchronously, or less often (Young's interval)"
     advice = advice if "checkpoint" in names else f"less often: {names}"
     return Said(f"{names} in {steps} of {matrix.steps} steps", advice)

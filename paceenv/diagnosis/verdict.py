@@ -177,7 +177,8 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
         first = diagnosis.causes[0]
         besides = f" ({', '.join(costs[1:])} besides)" if costs[1:] else ""
         share = f"{first.lost_s / diagnosis.step_time_s:.0%}"
-        lost = f"{first.cause} costs {share} of the step{besides}: {first.advice}{diagnosis.doubt}"
+        verb = "cost" if first.cause.endswith("s") else "costs"
+        lost = f"{first.cause} {verb} {share} of the step{besides}: {first.advice}{diagnosis.doubt}"
     else:
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
         is_healthy = not (is_paying or diagnosis.ended)
@@ -185,7 +186,9 @@ def _lost(diagnosis: Diagnosis, *, is_paying: bool) -> str:
     unsure = [f"{INSUFFICIENT}: {name_ranks(cause.ranks)};" for cause in diagnosis.causes if cause.ranks]
     if diagnosis.agent.startswith(tuple(unsure)):  # the replay, which has every step, is sure
         return lost
-    if diagnosis.agent:  # which says, too, how the job ended
+    if diagnosis.agent and diagnosis.ended:  # nobody asks then what steps lose
+        return diagnosis.agent + (f"; in the steps before, {', '.join(costs)} of the step" if costs else "")
+    if diagnosis.agent:
         return f"{diagnosis.agent}; {lost}"
     return f"a job died or hangs; in the trace, {lost}" if diagnosis.ended else lost
 
