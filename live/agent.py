@@ -22,7 +22,11 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`."""
+    """The agent of this rank. Use :func:`live.attach`.
+
+    Args:
+        loop: what observes and decides.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -106,7 +110,11 @@ class Agent:
 
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why, with the ``error``."""
+    """In place of an agent that could not be made: it does nothing, and its reason says why.
+
+    Args:
+        error: why there is no agent.
+    """
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"

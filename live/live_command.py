@@ -66,8 +66,7 @@ def status(
             notes = "".join(f"; {note}" for note in run.notes)
             raise InputError(f"{folder}: attempt {attempt} has no status of any rank{notes}")
         findings = find(snapshots) if snapshots else None
-        if findings is not None:
-            snapshots = with_verdicts(snapshots, findings)
+        snapshots = with_verdicts(snapshots, findings) if findings is not None else snapshots
         if json_ is not None:
             data = {"attempt": attempt, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
             output.write_json(data | {"notes": run.notes}, json_)

@@ -40,7 +40,6 @@ ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
 FIRST_STATUS_S = 0.4
 """By then the ranks know the job's attempt; who ends soon after is told by it."""
 MAX_GROUPS = 64
-SEGMENT_S = 30.0
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 IN_VAIN_S, LAST_PATIENCE_S, FEW_RANKS = 0.5, 0.2, 64
@@ -247,7 +246,7 @@ class Output:
         loop = self._loop
         job = {"name": self._options.job, "ranks": loop.world_size}
         rank = {"rank": loop.rank, "dp_rank": loop.rank, "stage": 0} | self._locality
-        flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
+        flush_s = max(30.0, status_period_s(loop.world_size))
         self._recorder = TraceRecorder(out, job, rank, flush_s=flush_s)
         loop.history.on_batch = self._recorder.add
 

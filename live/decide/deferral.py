@@ -202,6 +202,8 @@ class Deferral:
             self.release()
 
     def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        import torch
+
         kind, group = METHODS.get(name), args[0]
         if kind not in DEFERRABLE or name == LISTS or self._refused.get(id(group)):
             return False
@@ -209,7 +211,10 @@ class Deferral:
             return False
         if kind not in self._chosen and self._chosen.isdisjoint(_named(group)):
             return False
-        if not _plain_mode() or not all(_on_cpu(argument) for argument in (*args[1:], *kwargs.values())):
+        stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+        if any(stacks) or torch.is_inference_mode_enabled():  # what watches or changes calls of this thread only
+            return False
+        if not all(_on_cpu(argument) for argument in (*args[1:], *kwargs.values())):
             return False
         known, why = self._log.known(group), ""
         if id(group) not in self._refused:
@@ -327,11 +332,3 @@ def _on_cpu(argument: Any) -> bool:
         return True
     plain = type(argument) in (torch.Tensor, torch.nn.Parameter) and argument.layout is torch.strided
     return plain and argument.device.type == "cpu"
-
-
-def _plain_mode() -> bool:
-    """Whether a call on another thread would do the same: no mode of this thread watches or changes it."""
-    import torch
-
-    stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
-    return not any(stacks) and not torch.is_inference_mode_enabled()
