@@ -42,6 +42,7 @@ class Course:
 
     def __init__(self, job: Job) -> None:
         self._job, self._snapshots, self._now_s = job, job.snapshots, (now_s := time.time())
+        self._begun = any(number(s, "iterations") for s in self._snapshots)
         is_over = any(s.get("final") or s.get("gone") for s in self._snapshots)
         silent = [s for s in self._snapshots if is_silent(s, now_s)]
         gone = [s for s in self._snapshots if is_silent(s, now_s) or (s.get("gone") and not s.get("final"))]
@@ -67,7 +68,7 @@ class Course:
         interrupted by its user, nothing broke.
         """
         snapshots, gone = self._snapshots, [int(s["rank"]) for s in self._gone]
-        lines, earlier = [], list[int]()
+        lines, earlier, awaited = [], list[int](), self.still.behind if self.still is not None else []
         if gone:
             how = "SIGTERM, " * any(number(s, "iterations") == 0.0 for s in snapshots)
             how += "SIGKILL (out of memory, say), SIGSEGV, SIGABRT or os._exit"
@@ -85,15 +86,13 @@ class Course:
             seen = count(number(first, "iterations"))
             lost, quiet = self._job.missing, [int(s["rank"]) for s in snapshots if s not in self._raised]
             in_vain = all(any(words in text(s, "ended") for words in IN_VAIN) for s in self._raised)
-            known = self.still is not None and self.still.behind
-            if in_vain and not known and (lost or (quiet and not gone)):
+            if in_vain and not awaited and (lost or (quiet and not gone)):
                 who = f"{name_ranks(lost)} left no status" if lost else f"{name_ranks(quiet)} raised nothing"
                 lines.append(f"{who}, and the others waited in vain: look there first")
             how = "was interrupted:" if self._interrupted else "raised"
             lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
         may_help = gone or (self._raised and "onnection" in text(self._raised[0], "ended") and not earlier)
-        begun = any(number(s, "iterations") for s in snapshots)
-        if may_help and begun and not (self.still is not None and self.still.behind):
+        if may_help and self._begun and not awaited:
             lines.append(RESTART)  # elsewhere, the same would come again
         return lines
 
@@ -130,8 +129,7 @@ class Course:
             return None
         job = Job(heard)
         behind, waiting = job.held_up(old)
-        begun = any(number(s, "iterations") for s in heard)
-        if still_s <= SILENT_S and not (longest_s and (behind or not over)) and (begun or not over):
+        if still_s <= SILENT_S and not (longest_s and (behind or not over)) and (self._begun or not over):
             return None
         of = job, behind, waiting, still_s
         said = self._say_that_it_stood(*of) if over else _say_that_it_stands(*of, longest_s)
@@ -145,7 +143,7 @@ class Course:
         if broke and (not behind or self._raised[0]["rank"] in [job.ranks[place] for place in behind]):
             return ""
         said, acts = f"the last step ended {duration(still_s)} before the job did", "evaluated or saved"
-        if not any(number(s, "iterations") for s in job.snapshots):
+        if not self._begun:
             said, acts = "the job ended before its first step", "loaded or compiled"
         said += f": it hung, {acts}" * (not behind) + _places(job, behind, ("was", "were"))
         if not behind:
