@@ -178,7 +178,9 @@ def test_what_the_agent_of_the_job_says_leads(aside_s: float, causes: bool) -> N
 
 def test_a_trace_beside_a_hang_is_not_said_to_be_of_the_same_job() -> None:
     assert conclude(replace(PLAIN, ended=True)).lost.startswith("a job died or hangs; in the trace, ")
-    assert conclude(replace(PLAIN, ended=True, agent="no step has ended")).lost.startswith("no step has ended; pers")
+    assert conclude(replace(PLAIN, ended=True, agent="no step has ended")).lost.startswith(
+        "no step has ended; in the steps before, p"
+    )
 
 
 @pytest.mark.parametrize("rank", [2, 3])
