@@ -59,9 +59,7 @@ def test_nobody_chose_the_held_out_clusters(name: str) -> None:
 def test_a_case_may_change_its_cluster_and_says_where_it_cannot() -> None:
     changed = Case(cluster="two-jobs", set={"noise.jitter_cv": 0.5, "tenants.0.comm_share": {"uniform": [0.1, 0.2]}})
     assert changed.load().noise.jitter_cv == 0.5
-    with pytest.raises(
-        InputError, match=r"two-jobs, set: unknown key noise\.jitter_cvv = 1\.0; did you mean jitter_cv"
-    ):
+    with pytest.raises(InputError, match=r"two-jobs, set: unknown key noise\.jitter_cvv = 1\.0; did you mean jitter"):
         Case(cluster="two-jobs", set={"noise.jitter_cvv": 1.0}).load()
     with pytest.raises(InputError, match="no case in split train"):
         load_suite("demo").only(["train"])
