@@ -21,7 +21,7 @@ from paceenv.ui import config_files
 pytestmark = pytest.mark.alone
 
 POLICY, PAIRS = "static:slack=0.05/0.4", 8
-TRIES, NOISY = 4, 0.2
+TRIES, NOISY = 4, 0.12
 """A try whose canary knows the gain only to ``NOISY`` of a step is about the machine's noise, and does not count."""
 PROGRAM = {
     "communicators": {"pairs": {"size": 2}},
@@ -46,8 +46,10 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
         result = run_scenario(scenario, tmp_path / str(tries), agents={"pairs": agent}, iterations=iterations)
         job, tries = result["pairs"], tries + 1
         ends = [(s["canary"]["low"], s["canary"]["high"]) for s in job.snapshots]
-        if tries == TRIES or all(None not in end and end[1] - end[0] <= NOISY for end in ends):
+        if all(None not in end and end[1] - end[0] <= NOISY for end in ends):
             break
+        if tries == TRIES:
+            pytest.skip(f"this machine is too noisy: gains in {ends}, of a mean step")
     pairs = paired_blocks(scenario.loop.schedule([POLICY], 7), len(job.step_s_T))[1]
     measured = (
         1.0
