@@ -45,8 +45,7 @@ class Course:
         self._begun = any(number(s, "iterations") for s in self._snapshots)
         is_over = any(s.get("final") or s.get("gone") for s in self._snapshots)
         silent = [s for s in self._snapshots if is_silent(s, now_s)]
-        gone = [s for s in self._snapshots if is_silent(s, now_s) or (s.get("gone") and not s.get("final"))]
-        self.unheard, self._gone = ([], gone) if is_over else (silent, [])
+        self.unheard = [] if is_over else silent
         self._raised = sorted(
             (s for s in self._snapshots if text(s, "ended") not in ("", ASKED)),
             key=lambda s: number(s, "unix_time_s") or 0.0,
@@ -54,9 +53,10 @@ class Course:
         self._interrupted = bool(self._raised) and text(self._raised[0], "ended").startswith(KeyboardInterrupt.__name__)
         until_s = number(self._raised[0], "unix_time_s") or 0.0 if self._interrupted else float("inf")
         until_s -= SILENT_PERIODS * status_period_s(len(self._snapshots))
-        outlived = [s for s in self._gone if (number(s, "unix_time_s") or 0.0) > until_s]
-        """Who went on until the launcher killed it, as the interrupt was not heard: it waited in C++, say."""
-        self._gone, self._outlived = [s for s in self._gone if s not in outlived], outlived
+        gone = [s for s in self._snapshots if s in silent or (s.get("gone") and not s.get("final"))] if is_over else []
+        # the launcher killed who did not hear an interrupt, because it waited in C++, say
+        self._outlived = [s for s in gone if (number(s, "unix_time_s") or 0.0) > until_s]
+        self._gone = [s for s in gone if s not in self._outlived]
         self.broke_off = bool(self._gone or (self._raised and not self._interrupted))
         self.still = self._find_standstill()
         self.silent, self.ended = self._describe_silence(), self._describe_end()

@@ -386,12 +386,14 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
             stall_s = stall_NT[stall_NT > 0.0]
             mean_s = float(stall_s.mean()) if len(stall_s) else 0.0
             longer = f"{duration(mean_s)} longer than their like (at most {duration(longest_s)})"
-            evidence = f"{(stall_NT > 0.0).mean():.2%} of compute operations take {longer}, on any rank"
             stall_s_R = np.bincount(matrix.rank_N[c.operation], stall_NT.sum(axis=1), len(matrix.ranks))
-            if stall_s_R.max() > ONE_RANK * stall_s_R.sum():
-                rank = matrix.ranks[int(stall_s_R.argmax())]
+            rank = matrix.ranks[int(stall_s_R.argmax())]
+            alone = stall_s_R.max() > ONE_RANK * stall_s_R.sum()
+            where = f"nearly all on rank {rank}" if alone else "on any rank"
+            evidence = f"{(stall_NT > 0.0).mean():.2%} of compute operations take {longer}, {where}"
+            if alone:
                 look = f"find out what rank {rank} does then: saving, loading, garbage collection, services of its host"
-                return Said(evidence.replace("on any rank", f"nearly all on rank {rank}"), look, ranks=(rank,))
+                return Said(evidence, look, ranks=(rank,))
     advice = (
         "look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"
