@@ -46,9 +46,10 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
         result = run_scenario(scenario, tmp_path / str(tries), agents={"pairs": agent}, iterations=iterations)
         job, tries = result["pairs"], tries + 1
         ends = [(s["canary"]["low"], s["canary"]["high"]) for s in job.snapshots]
-        if all(None not in end and end[1] - end[0] <= NOISY for end in ends):
+        known = all(None not in end for end in ends)
+        if (known and all(end[1] - end[0] <= NOISY for end in ends)) or (not known and tries == TRIES):
             break
-        if tries == TRIES:
+        if tries == TRIES:  # a canary without an interval fails below
             pytest.skip(f"this machine is too noisy: gains in {ends}, of a mean step")
     pairs = paired_blocks(scenario.loop.schedule([POLICY], 7), len(job.step_s_T))[1]
     measured = (
